@@ -1,0 +1,71 @@
+"""Every error a user can meet, each with its remedy.
+
+A `DDLError` is shown as one line, without a traceback of ours: what happened, where, what to do. Classes are
+few: one for each kind of thing that a caller may want to tell apart.
+"""
+
+from __future__ import annotations
+
+
+class DDLError(Exception):
+    """An error whose message is meant for the user.
+
+    Parameters
+    ----------
+    message
+        What happened, and where.
+    remedy
+        What to do next; shown after the message.
+    """
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.message}. {self.remedy}" if self.remedy else self.message
+
+
+class UsageError(DDLError):
+    """A mistake in what was typed: an unknown verb or option, a value out of range."""
+
+
+class SpecError(UsageError):
+    """A strategy that does not exist or cannot run on this world."""
+
+
+class StartError(DDLError):
+    """The ranks did not come up."""
+
+
+class NoClusterError(DDLError):
+    """A verb or cell needs ranks and there are none."""
+
+
+class BusyError(DDLError):
+    """A cell runs already."""
+
+
+class RankDiedError(DDLError):
+    """A rank's process ended in the middle of the session."""
+
+
+class CellError(DDLError):
+    """A `%%ddl` cell failed on at least one rank. The tracebacks were shown already."""
+
+
+class TransferError(DDLError):
+    """A variable cannot be pushed or pulled."""
+
+
+class UsageOnRankError(DDLError):
+    """A call of the context that cannot work as written: `step` before `prepare`, for example."""
+
+
+def nearest(word: str, valid: list[str]) -> str:
+    """A remedy that names the nearest valid word, or all of them when none is near."""
+    import difflib
+
+    close = difflib.get_close_matches(word, valid, n=1, cutoff=0.5)
+    return f"Did you mean {close[0]!r}?" if close else f"Valid: {', '.join(valid)}."

@@ -1,0 +1,155 @@
+"""What travels between the notebook and the ranks: requests, outcomes, telemetry records.
+
+Every type here is a frozen dataclass of plain values with `to_wire` and `from_wire`, so that it crosses as a
+JSON-able dict and both sides can evolve apart. Nothing here imports torch or IPython. Units: bytes, seconds,
+Unix time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+Status = Literal["ok", "error", "interrupted", "released", "dead"]
+"""How a cell ended on one rank. `released`: freed from a collective because another rank failed."""
+
+State = Literal["idle", "running", "waiting", "released", "dead"]
+"""What a rank is doing now."""
+
+MEMORY_KINDS = ("parameters", "gradients", "optimizer", "other", "reserved")
+"""Kinds of memory, in the order in which they are stacked in a bar. Two more keys of `Sample.memory` are not
+kinds: `total` (what the device interface reports as in use: CUDA allocated + reserved-free, or the resident
+memory of the process) and `capacity` (of the device or the machine)."""
+
+TELEMETRY = "ddl_telemetry"
+"""Message type of a `Sample` on the engines' IOPub channel."""
+
+
+class Wire:
+    """A dataclass that crosses the wire as a dict; unknown keys are ignored, so that versions may differ."""
+
+    def to_wire(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)  # type: ignore[call-overload,no-any-return]
+
+    @classmethod
+    def from_wire(cls, wire: dict[str, Any]) -> Self:
+        names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        return cls(**{key: value for key, value in wire.items() if key in names})
+
+
+@dataclass(frozen=True)
+class World(Wire):
+    """One rank's place among the ranks, in torchrun's words."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int = 0
+    nodes: int = 1
+    device: str = "cpu"
+    """A valid torch device string of this rank: `cpu` or `cuda:I`."""
+
+
+@dataclass(frozen=True)
+class CellRequest(Wire):
+    """One `%%ddl` cell, under one strategy."""
+
+    code: str
+    cell: int
+    """Number of the cell in this session, from 1."""
+    run: str
+    """Identifier of the run that this cell opens, unique in the session."""
+    name: str
+    """Name of the run as the user reads it."""
+    strategy: str = "ddp"
+    """Canonical text of one strategy, see `strategies.spec`."""
+    ranks: tuple[int, ...] | None = None
+    precision: str = "32"
+    seed: int | None = None
+    """None: ranks keep their random state, and `model_init` and the order of the data use seed 0."""
+    timeout: float | None = None
+    fresh_namespace: bool = False
+    """A later run of a comparison: first put back the variables as they were before the first."""
+
+
+@dataclass(frozen=True)
+class Outcome(Wire):
+    """How a cell ended on one rank."""
+
+    rank: int
+    status: Status
+    seconds: float = 0.0
+    ename: str = ""
+    evalue: str = ""
+    traceback: tuple[str, ...] = ()
+    line: int | None = None
+    """The line of the user's cell where the error came from."""
+    failed_at: float | None = None
+    """Unix time of the failure on that rank: the first in time is the likely cause."""
+
+
+@dataclass(frozen=True)
+class Point(Wire):
+    """One value of one metric."""
+
+    name: str
+    step: int
+    value: float
+    time: float
+    weight: float = 1.0
+    """This rank's weight in the mean over ranks (its number of samples or tokens)."""
+
+
+@dataclass(frozen=True)
+class Progress(Wire):
+    """How far `ddl.track` is on one rank."""
+
+    step: int = 0
+    total: int | None = None
+    """Steps of the whole loop, None where the loader has no length."""
+    epoch: int = 0
+    epochs: int = 1
+    seconds_per_step: float | None = None
+    """Median over the last steps."""
+    tokens_per_second: float | None = None
+    """Of this rank alone; the view adds the ranks up."""
+    samples_per_second: float | None = None
+    finished: bool = False
+
+
+@dataclass(frozen=True)
+class Sample(Wire):
+    """One telemetry record of one rank."""
+
+    rank: int
+    seq: int
+    """Counts up by one for each record of a rank, so that a lost record is noticed."""
+    time: float
+    cell: int = 0
+    run: str = ""
+    state: State = "idle"
+    line: int | None = None
+    """Line of the user's cell that runs now."""
+    source: str = ""
+    """That line's text."""
+    memory: dict[str, int] = field(default_factory=dict)
+    """Bytes by kind now, see MEMORY_KINDS."""
+    peak: dict[str, int] = field(default_factory=dict)
+    """Bytes by kind at this rank's peak of the run; `peak["total"]` is that peak."""
+    points: tuple[Point, ...] = ()
+    progress: Progress | None = None
+    notes: tuple[str, ...] = ()
+    """Sentences for the user, each said once."""
+    last: bool = False
+    """The last record of the run on this rank."""
+
+    @classmethod
+    def from_wire(cls, wire: dict[str, Any]) -> Self:
+        wire = dict(wire)
+        wire["points"] = tuple(Point.from_wire(p) for p in wire.get("points", ()))
+        if wire.get("progress"):
+            wire["progress"] = Progress.from_wire(wire["progress"])
+        wire["notes"] = tuple(wire.get("notes", ()))
+        return super().from_wire(wire)
