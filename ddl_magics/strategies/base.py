@@ -7,11 +7,12 @@ strategy file imports torch and its library inside the methods that run on ranks
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     import torch
 
     from ddl_magics.protocol import World
@@ -77,9 +78,7 @@ class Strategy(ABC):
         """
 
     @abstractmethod
-    def prepare(
-        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, training: Training
-    ) -> Prepared:
+    def prepare(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, training: Training) -> Prepared:
         """Place, shard and wrap a model and the optimizer that the user made over its parameters."""
 
     def close(self) -> None:
