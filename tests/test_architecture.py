@@ -24,10 +24,11 @@ ARROWS = {
     "cli": {"session"},
     "session": {"cluster", "views", "telemetry"},
     "export": set(),
-    "cluster": set(),
+    "cluster": {"lease"},
+    "lease": set(),  # who owns a process, judged in the same way on both sides
     "telemetry": set(),
     "views": {"telemetry"},
-    "rank": {"strategies"},
+    "rank": {"strategies", "lease"},
     "strategies": set(),
     "protocol": set(),
     "errors": set(),
@@ -35,7 +36,7 @@ ARROWS = {
 }
 """Part -> parts of ours that it may import, beside itself and FOR_ALL."""
 
-NOTEBOOK_SIDE = {"magics", "cli", "session", "export", "cluster", "telemetry", "views"} | FOR_ALL
+NOTEBOOK_SIDE = {"magics", "cli", "session", "export", "lease", "cluster", "telemetry", "views"} | FOR_ALL
 HEAVY = {"torch", "deepspeed", "axonn", "transformers", "accelerate"}
 
 PRIVATE = {
