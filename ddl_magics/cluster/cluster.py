@@ -1,0 +1,272 @@
+"""One cluster: a controller and ranks, brought up, verified, and taken down again without a trace."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+import ipyparallel as ipp
+import psutil
+from ipyparallel.cluster.launcher import LocalControllerLauncher
+
+from ddl_magics import lease
+from ddl_magics.cluster import diagnosis, mpi
+from ddl_magics.cluster.folder import Card, ClusterFolder, remove_leftovers
+from ddl_magics.cluster.ipp import RankClient
+from ddl_magics.cluster.launchers import LocalRanksLauncher, MPIRanksLauncher
+from ddl_magics.cluster.loop import LoopThread
+from ddl_magics.cluster.options import ClusterOptions
+from ddl_magics.errors import DDLError, StartError
+from ddl_magics.lease import Process
+
+BEAT_MS = 200
+"""Period of the controller's heartbeat. Engines are announced at their second beat: half of a default start is this wait."""
+
+LOST_AFTER_S = 60
+"""Seconds without a heartbeat until a rank counts as lost. Nannies tell of a death at once; this is for a lost host."""
+
+STOP_S = 5.0
+"""Seconds that processes have to end in order before they are killed."""
+
+Progress = Callable[[str], None]
+
+
+class ControllerLauncher(LocalControllerLauncher):
+    """ipyparallel's controller under our lease."""
+
+    def find_args(self) -> list[str]:
+        """Build its command line."""
+        self.controller_cmd = [sys.executable, "-m", "ddl_magics.cluster.controller"]
+        return super().find_args()  # type: ignore[no-any-return]
+
+
+class Cluster:
+    """The processes of a cluster and a client connected to them.
+
+    `start` returns when every rank has answered and the world's size is right; on any failure nothing is left.
+    """
+
+    client: RankClient
+
+    def __init__(self, options: ClusterOptions) -> None:
+        self.options = options
+        self.n = options.world_size()
+        self.mpi = mpi.find() if options.uses_mpi() else None
+        self.owner = Process.of(os.getpid())
+        self.processes: set[Process] = set()
+        self.facts: list[dict[str, Any]] = []
+        """By rank: host, pid, engine, Python and torch version, local rank, and what else `rank.bootstrap.facts` tells."""
+
+    @property
+    def cluster_id(self) -> str:
+        """Names the folder."""
+        return self.folder.cluster_id
+
+    def start(self, tell: Progress) -> None:
+        """Start all processes and connect. Raises StartError with the launcher's words; leaves nothing behind then."""
+        remove_leftovers()
+        self.folder = ClusterFolder.new()
+        self.loop = LoopThread("ddl cluster")
+        self.ipp = self._ipp_cluster()
+        self.started = time.time()
+        try:
+            self._launch(tell)
+            self._connect(tell)
+            self._verify()
+        except BaseException as error:
+            printed = self.printed()
+            self.stop()
+            if isinstance(error, (DDLError, KeyboardInterrupt)):
+                raise
+            cause, remedy = diagnosis.explain(f"{printed}\n{error}")
+            words = diagnosis.last_lines(printed) or str(error)
+            msg = f"{words}\n{cause} ({self.n} ranks by {self.mpi or 'the local launcher'})"
+            raise StartError(msg, remedy) from error
+
+    def _ipp_cluster(self) -> ipp.Cluster:
+        log = logging.getLogger(f"ddl_magics.{self.folder.cluster_id}")
+        log.propagate = False
+        log.setLevel(logging.CRITICAL)  # the launcher's words are read from its own file
+        ours = self.options.environment(self.n) | lease.owner_variable(self.owner)
+        ours["DDL_MAGICS_DEVICE"] = self.options.device
+        engines = MPIRanksLauncher if self.mpi else LocalRanksLauncher
+        cluster = ipp.Cluster(
+            parent=None,
+            log=log,
+            load_profile=False,
+            shutdown_atexit=False,
+            profile_dir=str(self.folder.path),
+            cluster_id=self.folder.cluster_id,
+            controller=ControllerLauncher,
+            engines=engines,
+            delay=0,
+            # Ranks wait for the connection file themselves: they start beside the controller, and no key is in
+            # their environment.
+            send_engines_connection_env=False,
+        )
+        misses = LOST_AFTER_S * 1000 // BEAT_MS
+        controller_args = [
+            "--log-level=ERROR",  # it would log each message type that it does not know, ours among them
+            f"--HeartMonitor.period={BEAT_MS}",
+            f"--HeartMonitor.max_heartmonitor_misses={misses}",
+            "--nodb",
+        ]
+        engine_args = [
+            f"--IPEngine.wait_for_url_file={self.options.timeout}",
+            f"--IPEngine.timeout={self.options.timeout}",
+            f"--IPEngine.max_heartbeat_misses={misses}",
+            "--HistoryManager.enabled=False",
+            "--log-level=WARN",
+        ]
+        cluster.config.merge(
+            {
+                "ControllerLauncher": {"controller_args": controller_args, "environment": ours},
+                engines.__name__: {"environment": ours | (mpi.environment(self.mpi) if self.mpi else {})},
+                "EngineLauncher": {"engine_args": engine_args},
+                "MPILauncher": {"mpi_cmd": [str(self.mpi.mpiexec)] if self.mpi else ["mpiexec"]},
+            }
+        )
+        return cluster
+
+    def _launch(self, tell: Progress) -> None:
+        tell(f"starting {self.n} ranks by {self.mpi or 'the local launcher'} ...")
+        self.loop.run(self.ipp.start_controller())
+        self.loop.run(self.ipp.start_engines(self.n))
+
+    def _connect(self, tell: Progress) -> None:
+        deadline = time.monotonic() + self.options.timeout
+        while not self.folder.client_file.exists():
+            self._check_launch(deadline)
+            time.sleep(0.05)
+        self.client = RankClient(self.folder.client_file)
+        seen = -1
+        while (up := len(self.client.engines())) < self.n:
+            self._check_launch(deadline, up)
+            if up != seen:
+                tell(f"{up} of {self.n} ranks connected ...")
+                seen = up
+            time.sleep(0.02)
+        tell(f"{self.n} ranks connected, importing torch ...")
+
+    def _check_launch(self, deadline: float, up: int = 0) -> None:
+        """Raise when the launcher or the controller has ended, or time is up."""
+        for launcher, name in ((self.ipp.controller, "the controller"), (self.ipp.engine_set, "the launcher")):
+            if launcher.state == "after":
+                msg = f"{name} ended with exit code {launcher.stop_data.get('exit_code')}"
+                raise RuntimeError(msg)
+        if time.monotonic() > deadline:
+            msg = f"{up} of {self.n} ranks connected within {self.options.timeout:g} s"
+            raise TimeoutError(msg)
+
+    def _verify(self) -> None:
+        """Every rank tells who it is: one world of n, each rank once."""
+        engines = self.client.engines()
+        told = self.wait(self.client.call("ddl_magics.rank.bootstrap:facts", {engine: () for engine in engines}))
+        sizes = {fact["size"] for fact in told.values()}
+        if self.mpi and sizes != {self.n}:
+            msg = f"the ranks see worlds of {sorted(sizes)} instead of {self.n}: {self.mpi.mpiexec} is not mpi4py's MPI"
+            raise StartError(msg, "Install mpi4py for the MPI that is on PATH, or `pip install 'ddl-magics[mpi]'`")
+        ranks = {engine: fact["rank"] if self.mpi else engines.index(engine) for engine, fact in told.items()}
+        if sorted(ranks.values()) != list(range(self.n)):
+            msg = f"the ranks call themselves {sorted(ranks.values())} instead of 0 to {self.n - 1}"
+            raise StartError(msg, "Start again; if it stays, start with --launcher local")
+        self.client.engine_of = {rank: engine for engine, rank in ranks.items()}
+        self.facts = [told[engine] | {"rank": rank, "engine": engine}
+                      for engine, rank in sorted(ranks.items(), key=lambda pair: pair[1])]  # fmt: skip
+        hosts = list(dict.fromkeys(fact["host"] for fact in self.facts))
+        for fact in self.facts:
+            same = [f["rank"] for f in self.facts if f["host"] == fact["host"]]
+            fact |= {"local_rank": same.index(fact["rank"]), "local_size": len(same),
+                     "node_rank": hosts.index(fact["host"]), "nodes": len(hosts)}  # fmt: skip
+        self._note_processes()
+
+    def _note_processes(self) -> None:
+        """Remember every process of ours, by number and start time: what `stop` must see gone."""
+        roots = [launcher.process.pid for launcher in self._launchers() if getattr(launcher, "process", None)]
+        for pid in [*roots, *(fact["pid"] for fact in self.facts)]:
+            with suppress(psutil.NoSuchProcess):
+                family = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+                self.processes |= {Process.of(member) for member in family if psutil.pid_exists(member)}
+
+    def _launchers(self) -> list[Any]:
+        engine_set = self.ipp.engine_set
+        parts = list(getattr(engine_set, "launchers", {}).values())
+        return [launcher for launcher in (self.ipp.controller, engine_set, *parts) if launcher]
+
+    def write_card(self) -> None:
+        """Let terminals find this cluster."""
+        keys = ("rank", "host", "pid", "device", "engine")
+        self.folder.write_card(
+            Card(
+                cluster_id=self.cluster_id,
+                owner=self.owner,
+                started=self.started,
+                options=self.options.to_dict(),
+                processes=sorted(self.processes, key=lambda process: process.pid),
+                ranks=[{key: fact.get(key) for key in keys} for fact in self.facts],
+            )
+        )
+
+    def wait(self, futures: dict[int, Future[Any]], timeout: float | None = None) -> dict[int, Any]:
+        """Results by rank. Raises what a rank raised, or TimeoutError."""
+        deadline = time.monotonic() + (timeout or self.options.timeout)
+        results = {}
+        for rank, future in futures.items():
+            while not future.done():
+                if time.monotonic() > deadline:
+                    late = sorted(r for r, f in futures.items() if not f.done())
+                    msg = f"no answer from ranks {late} within {timeout or self.options.timeout:g} s"
+                    raise TimeoutError(msg)
+                time.sleep(0.002)
+            results[rank] = future.result()
+        return results
+
+    def exit_status(self) -> dict[str, Any] | None:
+        """How the launcher of the ranks ended; None while it runs."""
+        engine_set = self.ipp.engine_set
+        return dict(engine_set.stop_data) if engine_set and engine_set.state == "after" else None
+
+    def printed(self) -> str:
+        """What launcher and ranks printed by themselves; ipyparallel removes the file when they end, but remembers."""
+        engine_set = self.ipp.engine_set
+        return engine_set.get_output() if engine_set else ""
+
+    def stop(self) -> list[int]:
+        """End every process of the cluster; return the numbers of those that had to be killed. Never by name."""
+        self._note_processes()
+        if hasattr(self, "client"):
+            self.client.on_leave = None
+            self.client.close(linger=0)
+        for launcher in self._launchers():
+            with suppress(Exception):  # gone already: what counts is seen below
+                launcher.signal(signal.SIGTERM)
+        killed = end(self.processes, STOP_S)
+        self.loop.close()
+        self.folder.remove()
+        return killed
+
+
+def end(processes: set[Process], patience: float) -> list[int]:
+    """See processes gone: wait `patience` seconds, then terminate, then kill those that stay. Returns whom it killed."""
+    deadline = time.monotonic() + patience
+    killed = []
+    for number, seconds in ((None, patience), (signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)):
+        for process in processes:
+            if number and process.alive():
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, number)
+                if number == signal.SIGKILL:
+                    killed.append(process.pid)
+        deadline = time.monotonic() + seconds
+        while any(process.alive() for process in processes) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if not any(process.alive() for process in processes):
+            break
+    return killed

@@ -1,0 +1,94 @@
+"""A rank's process: an ipyparallel engine whose kernel runs our cells and answers out of band.
+
+What we need of ipyparallel's and ipykernel's private interface on the rank's side stands here and nowhere else: the
+kernel class that the engine makes, `do_execute`, a control-channel handler, a message type of our own on IOPub, and the
+file names that cells are compiled under. tests/rank/test_engine_contract.py holds them.
+Run as `python -m mpi4py -m ddl_magics.rank.engine`.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+from ipykernel.compiler import get_tmp_directory
+from ipyparallel.engine import app
+from ipyparallel.engine.kernel import IPythonParallelKernel
+
+from ddl_magics.protocol import CellRequest
+
+
+class RankKernel(IPythonParallelKernel):
+    """The kernel of a rank."""
+
+    control_msg_types = [*IPythonParallelKernel.control_msg_types, "ddl_request"]  # noqa: RUF012 - as upstream
+    requests: dict[str, Any]
+    """Answers by operation, filled in by `bootstrap`; each is called with the request on the control thread."""
+    runner: Any = None
+    """Runs cells around `execute`, see `rank.cell`; None until `bootstrap` put it there."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.requests = {}
+        self.cell_parent: dict[str, Any] = {}
+
+    async def do_execute(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Run code; a `%%ddl` cell, known by its metadata, is run by the runner."""
+        parent = self.get_parent("shell")
+        wire = parent.get("metadata", {}).get("ddl")
+        if wire is None or self.runner is None:
+            return await super().do_execute(*args, **kwargs)  # type: ignore[no-any-return]
+        code = kwargs["code"] if "code" in kwargs else args[0]
+        request = CellRequest.from_wire({**wire, "code": code})
+        self.cell_parent = parent
+
+        async def execute() -> dict[str, Any]:
+            return await super(RankKernel, self).do_execute(*args, **kwargs)  # type: ignore[no-any-return]
+
+        return await self.runner.run(request, execute)  # type: ignore[no-any-return]
+
+    def ddl_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+        """Answer a request on the control thread, whatever the main thread does."""
+        content = dict(parent["content"])
+        op = content.pop("op")
+        try:
+            reply = {"status": "ok", "result": self.requests[op](**content)}
+        except Exception as error:  # noqa: BLE001 - the asker gets it; the control thread must live on
+            reply = {"status": "error", "ename": type(error).__name__, "evalue": str(error)}
+        self.session.send(stream, "ddl_reply", reply, parent=parent, ident=ident)
+
+    def publish(self, kind: str, content: dict[str, Any], parent: dict[str, Any] | None = None) -> None:
+        """Send a message of our own type on IOPub, from any thread; `parent` None: as part of the running cell."""
+        self.session.send(self.iopub_socket, kind, content, parent=parent or self.cell_parent, ident=self._topic(kind))
+
+
+def this_kernel() -> RankKernel:
+    """The kernel of this process. Raises RuntimeError outside an engine."""
+    kernel = RankKernel.instance() if RankKernel.initialized() else None
+    if not isinstance(kernel, RankKernel):
+        msg = "this process is not a rank's engine"
+        raise RuntimeError(msg)
+    return kernel
+
+
+def is_cell_file(filename: str) -> bool:
+    """Whether code of this file name was typed in a cell."""
+    return filename.startswith(get_tmp_directory())
+
+
+def main() -> None:
+    """Start the engine; torch is imported in the time that connecting takes."""
+    from ddl_magics import lease
+
+    lease.end_with_owner()
+    threading.Thread(target=__import__, args=("torch",), name="import torch", daemon=True).start()
+    app.Kernel = RankKernel
+    app.main()
+
+
+if __name__ == "__main__":
+    # `python -m` made this file `__main__`; the class that the rest of the package sees must be the same one.
+    from ddl_magics.rank import engine
+
+    sys.exit(engine.main())
