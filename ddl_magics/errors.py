@@ -26,6 +26,10 @@ class DDLError(Exception):
     def __str__(self) -> str:
         return f"{self.message}. {self.remedy}" if self.remedy else self.message
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows instead of a traceback."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class UsageError(DDLError):
     """A mistake in what was typed: an unknown verb or option, a value out of range."""
@@ -52,7 +56,32 @@ class RankDiedError(DDLError):
 
 
 class CellError(DDLError):
-    """A `%%ddl` cell failed on at least one rank. The tracebacks were shown already."""
+    """A `%%ddl` cell failed on at least one rank.
+
+    Parameters
+    ----------
+    message
+        Which ranks failed with what, the likely cause first.
+    tracebacks
+        The ranks' tracebacks, folded; shown above the message.
+    """
+
+    def __init__(self, message: str, remedy: str = "", tracebacks: str = "") -> None:
+        super().__init__(message, remedy)
+        self.tracebacks = tracebacks
+
+    def _render_traceback_(self) -> list[str]:
+        return [*([self.tracebacks, ""] if self.tracebacks else []), *super()._render_traceback_()]
+
+
+class CellInterrupted(KeyboardInterrupt):
+    """A `%%ddl` cell was stopped by the user. Shown as the KeyboardInterrupt that it is, in one line."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"KeyboardInterrupt: {self}"]
+
+
+CellInterrupted.__name__ = "KeyboardInterrupt"
 
 
 class TransferError(DDLError):

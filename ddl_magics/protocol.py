@@ -58,7 +58,7 @@ class CellRequest(Wire):
 
     code: str
     cell: int
-    """Number of the cell in this session, from 1."""
+    """Number of the cell as the notebook shows it, `In[cell]`; tracebacks of the ranks say the same."""
     run: str
     """Identifier of the run that this cell opens, unique in the session."""
     name: str
@@ -70,8 +70,9 @@ class CellRequest(Wire):
     seed: int | None = None
     """None: ranks keep their random state, and `model_init` and the order of the data use seed 0."""
     timeout: float | None = None
-    fresh_namespace: bool = False
-    """A later run of a comparison: first put back the variables as they were before the first."""
+    part: int = 0
+    """Which run of a comparison this is, from 0. Each starts with the variables as they were before the first."""
+    parts: int = 1
 
 
 @dataclass(frozen=True)

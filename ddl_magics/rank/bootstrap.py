@@ -26,3 +26,32 @@ def facts() -> dict[str, Any]:
         "torch": torch.__version__,
         "gpus": torch.cuda.device_count() if os.environ.get("DDL_MAGICS_DEVICE") != "cpu" else 0,
     }
+
+
+def open_store(everywhere: bool) -> tuple[str, int]:
+    """Open the store of the process group, on rank 0; address and port that the others connect to."""
+    from ddl_magics.rank import world
+
+    host = socket.gethostname() if everywhere else "127.0.0.1"
+    return world.open_store(host)
+
+
+def join(wire: dict[str, Any], host: str, port: int) -> dict[str, Any]:
+    """Join the process group and make this engine a rank; its device and backend."""
+    import torch.distributed as dist
+
+    from ddl_magics.protocol import World
+    from ddl_magics.rank import world
+    from ddl_magics.rank.cell import Runner
+    from ddl_magics.rank.context import Context
+    from ddl_magics.rank.engine import is_cell_file, this_kernel
+    from ddl_magics.rank.sampler import Sampler
+
+    mine = World.from_wire(wire)
+    world.join(mine, host, port)
+    kernel = this_kernel()
+    context = Context(mine)
+    sampler = Sampler(context, lambda kind, content: kernel.publish(kind, content, parent={}), is_cell_file)
+    kernel.runner = Runner(kernel, context, sampler)
+    kernel.requests["state"] = sampler.state
+    return {"device": mine.device, "backend": dist.get_backend()}

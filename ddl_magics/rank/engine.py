@@ -59,8 +59,8 @@ class RankKernel(IPythonParallelKernel):
         self.session.send(stream, "ddl_reply", reply, parent=parent, ident=ident)
 
     def publish(self, kind: str, content: dict[str, Any], parent: dict[str, Any] | None = None) -> None:
-        """Send a message of our own type on IOPub, from any thread; `parent` None: as part of the running cell."""
-        self.session.send(self.iopub_socket, kind, content, parent=parent or self.cell_parent, ident=self._topic(kind))
+        """Send a message of our own type on IOPub, from any thread; without a parent as part of the cell."""
+        self.session.send(self.iopub_socket, kind, content, parent=self.cell_parent if parent is None else parent, ident=self._topic(kind))
 
 
 def this_kernel() -> RankKernel:

@@ -1,0 +1,116 @@
+"""Runs one `%%ddl` cell on this rank, in its own IPython namespace, and tells how it ended."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import Any
+
+from ddl_magics.errors import DDLError
+from ddl_magics.protocol import CellRequest, Outcome, Status
+from ddl_magics.rank.context import Context
+from ddl_magics.rank.engine import RankKernel, is_cell_file
+from ddl_magics.rank.sampler import Sampler
+from ddl_magics.rank.world import world_of_one
+
+Execute = Callable[[], Awaitable[dict[str, Any]]]
+"""Runs the cell's code as IPython does; returns the content of an `execute_reply`."""
+
+
+class Runner:
+    """Runs cells, one at a time."""
+
+    def __init__(self, kernel: RankKernel, context: Context, sampler: Sampler) -> None:
+        self.kernel = kernel
+        self.context = context
+        self.sampler = sampler
+        self._comparison: tuple[int, dict[str, Any]] = (0, {})
+        """Number of the cell that compares strategies, and the variables before its first run."""
+
+    async def run(self, request: CellRequest, execute: Execute) -> dict[str, Any]:
+        """Run a cell under its strategy; the outcome is published before the reply that is returned."""
+        started = time.monotonic()
+        drop_last_error()
+        self._set_variables(request)
+        self.kernel.shell.execution_count = request.cell
+        self.sampler.begin(request)
+        try:
+            self.context.begin_cell(request)
+            self._set_names()
+            with self._world(request):
+                reply = await execute()
+        except DDLError as error:  # a strategy that cannot work here, found before the cell's first line
+            reply = self._refused(error)
+        finally:
+            self.context.end_cell()
+        outcome = self._outcome(request, reply, time.monotonic() - started)
+        self.sampler.end()
+        self.kernel.publish("ddl_outcome", outcome.to_wire())
+        return reply
+
+    def _set_names(self) -> None:
+        names = {name: getattr(self.context, name) for name in ("rank", "world_size", "local_rank", "device")}
+        self.kernel.shell.user_ns.update(names, ddl=self.context)
+
+    def _set_variables(self, request: CellRequest) -> None:
+        """Every run of a comparison starts with the same variables; models of the run before are dropped by that."""
+        if request.parts == 1:
+            return
+        namespace = self.kernel.shell.user_ns
+        if self._comparison[0] != request.cell:
+            self._comparison = request.cell, dict(namespace)
+            return
+        namespace.clear()
+        namespace.update(self._comparison[1])
+        self.context.forget_dropped_models()
+        if request.part == request.parts - 1:
+            self._comparison = (0, {})
+
+    def _world(self, request: CellRequest) -> AbstractContextManager[Any]:
+        """`single` is one process, also for code that talks to torch.distributed itself."""
+        return world_of_one() if request.strategy == "single" else nullcontext()
+
+    def _refused(self, error: DDLError) -> dict[str, Any]:
+        content = {"ename": type(error).__name__, "evalue": str(error), "traceback": [f"{type(error).__name__}: {error}"]}
+        self.kernel.publish("error", content)
+        return {"status": "error", "execution_count": self.kernel.shell.execution_count, **content}
+
+    def _outcome(self, request: CellRequest, reply: dict[str, Any], seconds: float) -> Outcome:  # noqa: ARG002
+        if reply["status"] == "ok":
+            return Outcome(self.sampler.rank, "ok", seconds)
+        interrupted = reply.get("ename") == "KeyboardInterrupt"
+        status: Status = "interrupted" if interrupted else "error"
+        error = getattr(sys, "last_value", None)
+        return Outcome(
+            rank=self.sampler.rank,
+            status=status,
+            seconds=seconds,
+            ename=reply.get("ename", ""),
+            evalue=reply.get("evalue", ""),
+            traceback=tuple(reply.get("traceback", ())),
+            line=line_of(error),
+            failed_at=time.time(),
+        )
+
+
+def drop_last_error() -> None:
+    """Forget the last exception: its traceback holds the frames of a failed cell, and they hold its tensors."""
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        if hasattr(sys, name):
+            delattr(sys, name)
+
+
+def line_of(error: BaseException | None) -> int | None:
+    """Line of the user's cell where an error came from: the innermost frame of a cell, or where it does not parse."""
+    if isinstance(error, SyntaxError):
+        return error.lineno
+    line = None
+    traceback: TracebackType | None = getattr(error, "__traceback__", None)
+    while traceback:
+        if is_cell_file(traceback.tb_frame.f_code.co_filename):
+            line = traceback.tb_lineno
+        traceback = traceback.tb_next
+    return line

@@ -1,0 +1,123 @@
+"""One thread on each rank that tells the notebook how the rank is: memory, state, the user's current line, new metrics.
+
+It sends a small record once a second while a cell runs, and a last one when the cell has ended. It never calls a
+collective and never starts or synchronises CUDA, so that it can tell of a rank that hangs.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from ddl_magics.protocol import TELEMETRY, CellRequest, Sample, State
+from ddl_magics.rank.context import Context
+
+PERIOD = 1.0
+"""Seconds between two records."""
+
+Publish = Callable[[str, dict[str, Any]], None]
+
+
+class Sampler:
+    """Takes samples of this rank and publishes them.
+
+    `is_user_code` tells whether a file name is a cell's; `publish` sends a message of our own type, from any thread.
+    """
+
+    def __init__(self, context: Context, publish: Publish, is_user_code: Callable[[str], bool]) -> None:
+        self.rank: int = context.world.rank
+        self._context = context
+        self._publish = publish
+        self._is_user_code = is_user_code
+        self._main = threading.main_thread().ident
+        self._lock = threading.Lock()
+        self._wake = threading.Condition()
+        self._request: CellRequest | None = None
+        self._seq = 0
+        self._since = time.monotonic()
+        self._peak: dict[str, int] = {}
+        threading.Thread(target=self._loop, name="ddl sampler", daemon=True).start()
+
+    def begin(self, request: CellRequest) -> None:
+        """A cell begins: start its records."""
+        self._context.recorder.start_run(request.run)
+        with self._wake:
+            self._request = request
+            self._since = time.monotonic()
+            self._peak = {}
+            self._wake.notify()
+
+    def end(self) -> None:
+        """The cell has ended: send its last record, metrics that were still on the device included."""
+        self._send(last=True)
+        with self._wake:
+            self._request = None
+            self._since = time.monotonic()
+
+    def state(self) -> dict[str, Any]:
+        """What this rank does now, for a question that comes out of band."""
+        line, source = self._where()
+        running = self._request
+        return {
+            "state": "running" if running else "idle",
+            "seconds": time.monotonic() - self._since,
+            "cell": running.cell if running else 0,
+            "line": line,
+            "source": source,
+            "memory": self._memory(),
+        }
+
+    def _loop(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._request is not None)
+                self._wake.wait(PERIOD)  # a cell that is over sooner has sent its only record itself
+            self._send(last=False)
+
+    def _send(self, *, last: bool) -> None:
+        with self._lock:  # the last record must be the last
+            request = self._request
+            if request is None:
+                return
+            line, source = self._where()
+            memory = self._memory()
+            drained = self._context.recorder.drain(final=last)
+            state: State = "idle" if last else "running"
+            self._seq += 1
+            sample = Sample(
+                rank=self.rank,
+                seq=self._seq,
+                time=time.time(),
+                cell=request.cell,
+                run=request.run,
+                state=state,
+                line=line,
+                source=source,
+                memory=memory,
+                peak=self._peak,
+                points=tuple(drained["points"]),
+                progress=drained["progress"],
+                notes=tuple(drained["notes"]),
+                last=last,
+            )
+            self._publish(TELEMETRY, sample.to_wire())
+
+    def _memory(self) -> dict[str, int]:
+        memory = self._context.memory()
+        for kind, size in self._context.peak_memory().items():
+            self._peak[kind] = max(self._peak.get(kind, 0), size)
+        return memory
+
+    def _where(self) -> tuple[int | None, str]:
+        """Line number and text of the user's innermost line in the main thread."""
+        frame: FrameType | None = sys._current_frames().get(self._main or 0)  # noqa: SLF001 - the documented way
+        while frame and not self._is_user_code(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is None:
+            return None, ""
+        return frame.f_lineno, linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
