@@ -81,6 +81,18 @@ class Strategy(ABC):
     def prepare(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, training: Training) -> Prepared:
         """Place, shard and wrap a model and the optimizer that the user made over its parameters."""
 
+    def full_state_dict(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
+        """Whole weights of a module of this strategy's `model_init`, before `prepare`; see `Prepared`."""
+        from ddl_magics.strategies.common import full_state
+
+        return full_state(module)
+
+    def load_full_state_dict(self, module: torch.nn.Module, state: dict[str, torch.Tensor]) -> None:
+        """Whole weights into a module of this strategy's `model_init`, before `prepare`; see `Prepared`."""
+        from ddl_magics.strategies.common import load_full_state
+
+        load_full_state(module, state)
+
     def close(self) -> None:
         """Free process groups and threads of this strategy. Prepared models must have been closed before."""
 

@@ -1,0 +1,274 @@
+"""What strategies share on a rank: precision, clipping, counting bytes, whole weights in and out.
+
+Loaded only where torch is. Nothing here knows a particular library; a strategy that keeps whole modules gets all of
+`Prepared` from `ModulePrepared`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from ddl_magics.errors import UsageOnRankError
+from ddl_magics.strategies.base import Prepared, Strategy, Training
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+BYTES_PER_BUCKET = 25 * 2**20
+"""Tensors are broadcast in flat buckets of about this size, as DDP does when it starts."""
+
+_owners: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Prepared]] = weakref.WeakKeyDictionary()
+
+
+def claim(module: torch.nn.Module, prepared: Prepared) -> None:
+    """Note that `prepared` owns `module` until it is closed.
+
+    Raises
+    ------
+    UsageOnRankError
+        Another prepared model that is still open owns it: two wrappers would reduce its gradients twice.
+    """
+    owner = current_owner(module)
+    if owner is not None and owner is not prepared:
+        message = f"This {type(module).__name__} is prepared already, under {owner.strategy.spec.text}"
+        raise UsageOnRankError(message, "Build it anew before the second prepare.")
+    _owners[module] = weakref.ref(prepared)
+
+
+def current_owner(module: torch.nn.Module) -> Prepared | None:
+    """The open `Prepared` that owns `module`, if any."""
+    reference = _owners.get(module)
+    return reference() if reference is not None else None
+
+
+def release(module: torch.nn.Module, prepared: Prepared) -> None:
+    """Forget that `prepared` owns `module`, so that it can be prepared again."""
+    if current_owner(module) is prepared:
+        del _owners[module]
+
+
+# Precision
+
+
+def autocast(device: str, precision: str) -> AbstractContextManager[Any]:
+    """What a forward runs under: autocast to bf16 for both bf16 precisions, nothing for `32`.
+
+    Under `bf16-true` it keeps buffers and inputs that stay in fp32 (positions, normalisation statistics) from
+    meeting bf16 weights in a matrix product that wants one dtype.
+    """
+    if precision == "32":
+        return nullcontext()
+    return torch.autocast(torch.device(device).type, dtype=torch.bfloat16)
+
+
+def cast_parameters(module: torch.nn.Module, precision: str) -> None:
+    """Under `bf16-true`, put floating-point parameters into bf16 in place; buffers keep their dtype.
+
+    The Parameter objects stay, so that an optimizer made before holds them still.
+    """
+    if precision != "bf16-true":
+        return
+    for parameter in module.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(torch.bfloat16)
+
+
+# Same start
+
+
+@torch.no_grad()
+def broadcast_from_rank_zero(tensors: Iterable[torch.Tensor]) -> None:
+    """Give every rank rank 0's values, in place, in buckets of one dtype and device. A collective."""
+    bucket: list[torch.Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if bucket and (bucket[0].dtype, bucket[0].device) != (tensor.dtype, tensor.device):
+            _broadcast_bucket(bucket)
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += tensor.numel() * tensor.element_size()
+        if size >= BYTES_PER_BUCKET:
+            _broadcast_bucket(bucket)
+            bucket, size = [], 0
+    if bucket:
+        _broadcast_bucket(bucket)
+
+
+def _broadcast_bucket(bucket: list[torch.Tensor]) -> None:
+    flat = torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
+    dist.broadcast(flat, src=0)
+    offset = 0
+    for tensor in bucket:
+        tensor.copy_(flat[offset : offset + tensor.numel()].view(tensor.shape))
+        offset += tensor.numel()
+
+
+# Whole weights in and out
+
+
+def full_state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of a whole module's weights and persistent buffers on the CPU; tied names share one copy."""
+    copies: dict[int, torch.Tensor] = {}
+    state = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if id(tensor) not in copies:
+            copies[id(tensor)] = tensor.detach().to("cpu", copy=True)
+        state[name] = copies[id(tensor)]
+    return state
+
+
+@torch.no_grad()
+def load_full_state(module: torch.nn.Module, state: dict[str, torch.Tensor]) -> None:
+    """Copy whole weights into a whole module, in place. Raises as `match_names` does."""
+    for tensor, value in match_names(module, state, {}):
+        tensor.copy_(value)
+
+
+def match_names(
+    module: torch.nn.Module, state: dict[str, torch.Tensor], shapes: dict[str, torch.Size]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Pairs of a module's own tensor and the given value, each tensor once.
+
+    `shapes` tells the whole shape of tensors that are sharded. A name that is missing because its tensor is tied
+    to one that is given is no fault (Hugging Face saves only one of them).
+
+    Raises
+    ------
+    UsageOnRankError
+        Names that are missing, unexpected, or of another shape; the first few of them are shown.
+    """
+    own = module.state_dict(keep_vars=True)
+    given = {id(own[name]): state[name] for name in own if name in state}
+    faults = {
+        "missing": [name for name, tensor in own.items() if id(tensor) not in given],
+        "unexpected": [name for name in state if name not in own],
+        "of another shape": [
+            f"{name} {tuple(state[name].shape)} for {tuple(shapes.get(name, own[name].shape))}"
+            for name in own
+            if name in state and state[name].shape != shapes.get(name, own[name].shape)
+        ],
+    }
+    shown = [
+        f"{len(names)} {kind} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+        for kind, names in faults.items()
+        if names
+    ]
+    if shown:
+        message = f"The weights do not fit this {type(module).__name__}: {'; '.join(shown)}"
+        raise UsageOnRankError(message, "Give whole weights with the names of model.state_dict().")
+    tensors = {id(tensor): tensor for tensor in own.values()}
+    return [(tensors[key], value) for key, value in given.items()]
+
+
+# Bytes
+
+
+def bytes_by_kind(**kinds: Iterable[torch.Tensor | None]) -> dict[str, int]:
+    """Bytes of the storages behind the tensors of each kind; a storage counts once, under the first kind that has it.
+
+    Reads sizes only: no device is touched.
+    """
+    seen: set[int] = set()
+    sizes = {}
+    for kind, tensors in kinds.items():
+        sizes[kind] = 0
+        for tensor in tensors:
+            if tensor is None:
+                continue
+            storage = tensor.untyped_storage()
+            size = storage.nbytes()
+            if size and storage.data_ptr() not in seen:
+                seen.add(storage.data_ptr())
+                sizes[kind] += size
+    return sizes
+
+
+def state_tensors(optimizer: torch.optim.Optimizer | None) -> Iterator[torch.Tensor]:
+    """Tensors of an optimizer's state (moments, counters), at any depth of dict, list or tuple."""
+    if optimizer is not None:
+        yield from tensors_in(list(optimizer.state.values()))
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Tensors at any depth of dict, list or tuple."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in list(value.values()):
+            yield from tensors_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+
+
+# A model whose parameters stay whole on each rank
+
+
+class ModulePrepared(Prepared):
+    """A prepared model whose parameters are whole on this rank: everything but how gradients travel."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        module: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        training: Training,
+    ) -> None:
+        claim(module, self)
+        cast_parameters(module, training.precision)
+        module.to(strategy.world.device)
+        self.strategy = strategy
+        self.module = module
+        self.optimizer = optimizer
+        self.training = training
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with autocast(self.strategy.world.device, self.training.precision):
+            return self.module(*args, **kwargs)
+
+    def backward(self, loss: torch.Tensor, boundary: bool) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def step(self, max_norm: float | None) -> torch.Tensor | None:
+        optimizer = required_optimizer(self)
+        norm = None
+        if max_norm is not None:
+            norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), max_norm)
+        optimizer.step()
+        self.zero_grad(optimizer)
+        return norm
+
+    def zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
+        """Drop the gradients, also of parameters that the optimizer does not hold."""
+        optimizer.zero_grad(set_to_none=True)
+        self.module.zero_grad(set_to_none=True)
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        return full_state(self.module)
+
+    def load_full_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        load_full_state(self.module, state)
+
+    def memory(self) -> dict[str, int]:
+        parameters = list(self.module.parameters())
+        return bytes_by_kind(
+            parameters=parameters,
+            gradients=[parameter.grad for parameter in parameters],
+            optimizer=state_tensors(self.optimizer),
+        )
+
+    def close(self) -> None:
+        release(self.module, self)
+
+
+def required_optimizer(prepared: Prepared) -> torch.optim.Optimizer:
+    """The prepared optimizer; UsageOnRankError where prepare was given none."""
+    if prepared.optimizer is None:
+        message = "step needs an optimizer and prepare was given none"
+        raise UsageOnRankError(message, "Write model, optimizer = ddl.prepare(model, optimizer).")
+    return prepared.optimizer
