@@ -1,0 +1,172 @@
+"""From what was typed to checked values: one parser a verb, one for the cell magic. A mistake is one line."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from ddl_magics.errors import UsageError, nearest
+from ddl_magics.strategies import spec as specs
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are ours: one line that names the nearest valid word."""
+
+    def __init__(self, prog: str, description: str) -> None:
+        super().__init__(prog=prog, description=description, add_help=False, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing usage and leaving the kernel."""
+        unknown = message.partition("unrecognized arguments: ")[2].split()
+        options = [word for action in self._actions for word in action.option_strings]
+        if unknown:
+            msg = f"{self.prog} has no option {unknown[0]!r}" if unknown[0].startswith("-") else (
+                f"{self.prog} does not understand {' '.join(unknown)!r}")  # fmt: skip
+            raise UsageError(msg, nearest(unknown[0], options) if options else f"See %ddl help {self.prog.split()[-1]}.")
+        msg = f"{self.prog}: {message}"
+        raise UsageError(msg, f"See %ddl help {self.prog.split()[-1].lstrip('%')}.")
+
+    def read(self, line: str) -> argparse.Namespace:
+        """Parse a line as a shell would split it."""
+        try:
+            words = shlex.split(line)
+        except ValueError as error:
+            msg = f"{self.prog}: {error}"
+            raise UsageError(msg, "Close the quotation mark.") from error
+        return self.parse_args(words)
+
+
+def add_strategy(parser: Parser) -> None:
+    """Add the strategy and its other spellings."""
+    parser.add_argument("--strategy", metavar="SPEC", help="single, ddp, zero:3, axonn:2x1x1, ...; several with commas")
+    parser.add_argument("--stage", type=int, metavar="S", help="another spelling of zero:S")
+    parser.add_argument("--grid", type=int, nargs=3, metavar=("R", "C", "D"), help="another spelling of axonn:RxCxD")
+
+
+def ranks(text: str) -> tuple[int, ...]:
+    """Read `0,2-3` as (0, 2, 3)."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            msg = f"--ranks {text} is not a list of ranks"
+            raise UsageError(msg, "For example --ranks 0,2-3.")
+        found |= set(range(int(first), int(last or first) + 1))
+    return tuple(sorted(found))
+
+
+def cell_parser() -> Parser:
+    """Build the parser of `%%ddl`."""
+    parser = Parser("%%ddl", "Run this cell on every rank at once.")
+    add_strategy(parser)
+    parser.add_argument("--ranks", metavar="0,2-3", help="only on these ranks")
+    parser.add_argument("--precision", choices=("32", "bf16-mixed", "bf16-true"), default="32")
+    parser.add_argument("--seed", type=int, metavar="S", help="seed of torch, numpy, random and the order of the data")
+    parser.add_argument("--name", metavar="RUN", help="name of the run in tables")
+    parser.add_argument("--timeout", type=float, metavar="S", help="stop the cell after S seconds")
+    parser.add_argument("--bg", action="store_true", help="leave the kernel free; follow with %%ddl wait")
+    parser.add_argument("--output", choices=("fold", "rank0", "all"), default="fold")
+    parser.add_argument("--no-panel", action="store_true", help="no panel while the cell runs")
+    parser.add_argument("-o", dest="keep_as", metavar="NAME", help="keep the results by rank in this variable")
+    return parser
+
+
+def verb_parser(verb: str, description: str) -> Parser:
+    """Build the parser of one verb of `%ddl`."""
+    parser = Parser(f"%ddl {verb}", description)
+    _ARGUMENTS.get(verb, lambda _: None)(parser)
+    return parser
+
+
+def _start(parser: Parser) -> None:
+    parser.add_argument("-n", type=int, metavar="N", help="number of ranks (default: the GPUs of this machine, else 2)")
+    parser.add_argument("--nnodes", type=int, metavar="M", help="number of nodes")
+    parser.add_argument("--nproc-per-node", type=int, metavar="K", help="ranks on each node")
+    parser.add_argument("--launcher", metavar="NAME", help="auto, mpi or local")
+    parser.add_argument("--device", metavar="NAME", help="auto, cpu or cuda")
+    parser.add_argument("--strategy", metavar="SPEC", help="strategy of cells that name none")
+    parser.add_argument("--timeout", type=float, metavar="S", help="seconds until all ranks must be connected")
+    parser.add_argument("--env", action="append", metavar="K=V", help="set a variable on the ranks; may be repeated")
+    parser.add_argument("--keep", action="store_true", default=None, help="the ranks outlive the kernel")
+
+
+def _names(parser: Parser) -> None:
+    parser.add_argument("names", nargs="+", metavar="NAME", help="variable")
+
+
+def _pull(parser: Parser) -> None:
+    _names(parser)
+    parser.add_argument("--rank", type=int, metavar="R", help="of this rank only")
+
+
+def _log(parser: Parser) -> None:
+    parser.add_argument("--rank", type=int, metavar="R", help="of this rank only")
+
+
+def _strategy(parser: Parser) -> None:
+    parser.add_argument("spec", nargs="?", metavar="SPEC", help="strategy of cells that name none")
+    parser.add_argument("--stage", type=int, metavar="S", help="another spelling of zero:S")
+    parser.add_argument("--grid", type=int, nargs=3, metavar=("R", "C", "D"), help="another spelling of axonn:RxCxD")
+
+
+def _show(parser: Parser) -> None:
+    parser.add_argument("run", nargs="?", metavar="RUN", help="name of a run (default: the last)")
+
+
+def _help(parser: Parser) -> None:
+    parser.add_argument("verb", nargs="?", metavar="VERB", help="a verb, or ddl for the cell magic")
+
+
+_ARGUMENTS: dict[str, Any] = {
+    "start": _start, "restart": _start, "strategy": _strategy, "push": _names, "pull": _pull, "log": _log,
+    "show": _show, "help": _help,
+}  # fmt: skip
+
+
+def strategies(text: str | None, stage: int | None, grid: list[int] | None) -> tuple[specs.StrategySpec, ...]:
+    """Read a strategy and its other spellings; empty where nothing was said."""
+    if text is None and stage is None and grid is None:
+        return ()
+    return tuple(specs.parse_many(specs.merge(text, stage, grid)))
+
+
+@dataclass(frozen=True)
+class CellOptions:
+    """Options of a `%%ddl` cell, checked."""
+
+    strategies: tuple[specs.StrategySpec, ...]
+    """Empty: the session's."""
+    ranks: tuple[int, ...] | None = None
+    precision: str = "32"
+    seed: int | None = None
+    name: str | None = None
+    timeout: float | None = None
+    background: bool = False
+    output: str = "fold"
+    panel: bool = True
+    keep_as: str | None = None
+
+
+def cell_options(line: str) -> CellOptions:
+    """Read the line of a `%%ddl` cell. Raises UsageError."""
+    args = cell_parser().read(line)
+    if args.timeout is not None and args.timeout <= 0:
+        msg = f"--timeout {args.timeout:g} is not a time"
+        raise UsageError(msg, "It is in seconds and must be above 0.")
+    if args.keep_as is not None and not args.keep_as.isidentifier():
+        msg = f"-o {args.keep_as} is not a name"
+        raise UsageError(msg, "Give the name of a variable.")
+    return CellOptions(
+        strategies=strategies(args.strategy, args.stage, args.grid),
+        ranks=ranks(args.ranks) if args.ranks else None,
+        precision=args.precision,
+        seed=args.seed,
+        name=args.name,
+        timeout=args.timeout,
+        background=args.bg,
+        output=args.output,
+        panel=not args.no_panel,
+        keep_as=args.keep_as,
+    )

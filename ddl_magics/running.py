@@ -1,0 +1,135 @@
+"""One cell in flight, as the notebook sees it: messages of the ranks in, output and picture out."""
+
+from __future__ import annotations
+
+import queue
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddl_magics.cluster.cluster import Cluster
+from ddl_magics.cluster.ipp import CellStream, Message
+from ddl_magics.protocol import CellRequest, Outcome, Sample
+from ddl_magics.telemetry.history import History
+from ddl_magics.telemetry.spool import Spool
+from ddl_magics.views.fold import Folder
+from ddl_magics.views.panel import Panel
+from ddl_magics.views.rich_output import RichOutput
+from ddl_magics.views.screen import Screen
+
+TICK = 0.05
+"""Seconds that the notebook waits for messages before it looks at the clock."""
+
+DEATH_S = 1.5
+"""Seconds after a rank's death in which MPI takes the others down; they are not taken for the cause."""
+
+
+@dataclass
+class RunningCell:
+    """A cell that runs on ranks; `pump` until `done`, then `outcomes`."""
+
+    cluster: Cluster
+    request: CellRequest
+    stream: CellStream
+    screen: Screen
+    spool: Spool
+    history: History
+    folder: Folder
+    panel: Panel | None
+    samples: queue.SimpleQueue[Sample] = field(default_factory=queue.SimpleQueue)
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    tracebacks: dict[int, str] = field(default_factory=dict)
+    started: float = field(default_factory=time.monotonic)
+    idle: set[int] = field(default_factory=set)
+    """Ranks whose output is complete."""
+    _dead_since: float | None = None
+
+    def __post_init__(self) -> None:
+        self.rich = RichOutput(self.screen, self.stream.ranks)
+
+    @property
+    def waiting(self) -> list[int]:
+        """Ranks that have not ended the cell."""
+        return [rank for rank in self.stream.ranks if rank not in self.idle]
+
+    @property
+    def done(self) -> bool:
+        """Whether every rank has ended the cell and all its output is here, or the ranks are dead."""
+        return not self.waiting
+
+    def pump(self) -> None:
+        """Take what has arrived and show it; waits at most TICK."""
+        for message in self.stream.drain(TICK):
+            self._take(message)
+        self._take_samples()
+        self._notice_dead()
+        self._show(final=False)
+
+    def _take(self, message: Message) -> None:
+        rank, kind, content = message
+        if kind == "stream":
+            self.spool.write(rank, self.request.cell, content["name"], content["text"])
+            self.folder.feed(rank, content["name"], content["text"])
+        elif kind == "error":
+            self.tracebacks[rank] = "\n".join(content["traceback"])
+            self.spool.write(rank, self.request.cell, "stderr", self.tracebacks[rank] + "\n")
+        elif kind == "ddl_outcome":
+            self.outcomes[rank] = Outcome.from_wire(content)
+        elif kind == "idle":
+            self.idle.add(rank)
+        else:
+            self.rich.take(rank, kind, content)
+
+    def _take_samples(self) -> None:
+        while not self.samples.empty():
+            self.history.add(self.samples.get())
+
+    def _notice_dead(self) -> None:
+        """A rank's death resolves its reply with an error and sends no outcome."""
+        for rank in self.waiting:
+            reply = self.stream.replies[rank]
+            if reply.done() and type(reply.exception() or reply.result()).__name__ == "EngineError":
+                self._dead_since = self._dead_since or time.monotonic()
+                first = not any(outcome.status == "dead" for outcome in self.outcomes.values())
+                self.idle.add(rank)
+                self.outcomes[rank] = Outcome(rank, "dead", failed_at=time.time() if first else None)
+        if self._dead_since and time.monotonic() - self._dead_since > DEATH_S:
+            self.idle |= set(self.waiting)
+
+    def _show(self, *, final: bool) -> None:
+        for name, text in self.folder.flush(time.monotonic(), final=final):
+            self.screen.write(name, text)
+        self.rich.flush(final=final)
+        if self.panel and not final:
+            self.panel.tick()
+
+    def finish(self) -> list[Outcome]:
+        """Show what is left and freeze the picture; outcomes by rank, missing where a rank does not answer."""
+        time_left = time.monotonic() + 1.0
+        while not self.history.complete and time.monotonic() < time_left and not self._dead_since and self.done:
+            try:
+                self.history.add(self.samples.get(timeout=TICK))
+            except queue.Empty:
+                continue
+        self._take_samples()
+        self.history.finish(list(self.outcomes.values()))
+        self._show(final=True)
+        if self.panel:
+            self.panel.freeze()
+        return [self.outcomes[rank] for rank in self.stream.ranks if rank in self.outcomes]
+
+    def late(self, message: Message) -> None:
+        """What a thread of the cell prints after the cell's end: kept, and shown where it belongs."""
+        rank, kind, content = message
+        if kind == "stream":
+            self.spool.write(rank, self.request.cell, content["name"], content["text"])
+            self.screen.write(content["name"], content["text"])
+
+    def where(self) -> dict[int, dict[str, Any]]:
+        """State by rank, from those that answer out of band within a second."""
+        futures = self.cluster.client.ask("state", self.waiting)
+        deadline = time.monotonic() + 1.0
+        while time.monotonic() < deadline and not all(future.done() for future in futures.values()):
+            time.sleep(0.01)
+        answers = {rank: future.result()["content"] for rank, future in futures.items() if future.done()}
+        return {rank: answer["result"] for rank, answer in answers.items() if answer["status"] == "ok"}

@@ -1,0 +1,271 @@
+"""One cluster as the notebook sees it: what each word of the user does."""
+
+from __future__ import annotations
+
+import atexit
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import cloudpickle
+import ipyparallel as ipp
+
+from ddl_magics import errors
+from ddl_magics.cells import Cells
+from ddl_magics.cluster.cluster import Cluster
+from ddl_magics.cluster.options import ClusterOptions
+from ddl_magics.errors import DDLError, NoClusterError, StartError, TransferError, UsageError
+from ddl_magics.parsing import CellOptions
+from ddl_magics.protocol import World
+from ddl_magics.strategies import spec as specs
+from ddl_magics.telemetry.runs import Runs
+from ddl_magics.views import table
+from ddl_magics.views.panel import Panel
+from ddl_magics.views.screen import Screen
+from ddl_magics.views.status import StatusRow
+
+
+class Session:
+    """Keeps one cluster and what has run on it. `screen` makes a place to write to for the cell that runs now."""
+
+    def __init__(self, screen: Callable[[], Screen]) -> None:
+        self._screen = screen
+        self._options = ClusterOptions()
+        self._cells: Cells | None = None
+        self.strategy = specs.parse(specs.DEFAULT)
+        """Strategy of cells that name none."""
+        self.runs = Runs()
+        atexit.register(self.close)
+
+    @property
+    def cells(self) -> Cells:
+        """The cells of the cluster. Raises NoClusterError where there is none."""
+        if self._cells is None:
+            msg = "no ranks are running"
+            raise NoClusterError(msg, "Start them with %ddl start")
+        return self._cells
+
+    # Ranks.
+
+    def start(self, options: ClusterOptions) -> None:
+        """Start the ranks; the same start again says what runs, a different one is an error."""
+        screen = self._screen()
+        if self._cells is not None:
+            wanted, running = options.world_size(), self._cells.cluster.n
+            if replace(options, n=wanted, strategy=None) == replace(self._options, n=running, strategy=None):
+                self._set_default(options)
+                screen.write("stdout", f"already running: {self._summary()}\n")
+                return
+            msg = f"{running} ranks run already, with other options"
+            raise UsageError(msg, "%ddl restart with these options starts anew; variables on the ranks are lost")
+        began = time.monotonic()
+        shown = [0]
+
+        def tell(text: str) -> None:
+            screen.write("stdout", "\r" + text.ljust(shown[0]))
+            shown[0] = len(text)
+
+        self._set_default(options)
+        cluster = Cluster(options)
+        cluster.start(tell)
+        try:
+            self._join(cluster, tell)
+        except BaseException:
+            cluster.stop()
+            raise
+        self._options = replace(options, n=cluster.n)
+        self._cells = Cells(cluster, self.runs)
+        tell(f"{self._summary()}, {time.monotonic() - began:.1f} s")
+        screen.write("stdout", "\n")
+
+    def _set_default(self, options: ClusterOptions) -> None:
+        if options.strategy:
+            self.strategy = specs.parse(options.strategy)
+
+    def _join(self, cluster: Cluster, tell: Callable[[str], None]) -> None:
+        """Make one process group of the ranks."""
+        if cluster.mpi is None or len({fact["torch"] for fact in cluster.facts}) > 1:
+            versions = sorted({fact["torch"] for fact in cluster.facts})
+            if len(versions) > 1:
+                msg = f"the ranks have different versions of torch: {', '.join(versions)}"
+                raise StartError(msg, "Use one environment on all nodes")
+        everywhere = cluster.facts[0]["nodes"] > 1
+        opened = cluster.wait(cluster.client.call("ddl_magics.rank.bootstrap:open_store", {0: (everywhere,)}))
+        host, port = opened[0]
+        tell("torch imported, making the process group ...")
+        worlds = {
+            fact["rank"]: World(
+                rank=fact["rank"],
+                world_size=cluster.n,
+                local_rank=fact["local_rank"],
+                local_world_size=fact["local_size"],
+                node_rank=fact["node_rank"],
+                nodes=fact["nodes"],
+            )
+            for fact in cluster.facts
+        }
+        joined = cluster.wait(
+            cluster.client.call(
+                "ddl_magics.rank.bootstrap:join",
+                {rank: (world.to_wire(), host, port) for rank, world in worlds.items()},
+            )
+        )
+        for fact in cluster.facts:
+            fact |= joined[fact["rank"]]
+        cluster.write_card()
+
+    def _summary(self) -> str:
+        facts = self.cells.cluster.facts
+        hosts = list(dict.fromkeys(fact["host"] for fact in facts))
+        devices = list(dict.fromkeys(fact["device"].partition(":")[0] for fact in facts))
+        where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} nodes ({', '.join(hosts[:4])}{'...' if len(hosts) > 4 else ''})"
+        return f"{len(facts)} ranks on {where}, {'/'.join(devices)}, {facts[0]['backend']}"
+
+    def stop(self) -> None:
+        """End all ranks, verified gone."""
+        screen = self._screen()
+        cells, self._cells = self.cells, None
+        killed = cells.cluster.stop()
+        cells.spool.close()
+        hard = f" ({len(killed)} processes had to be killed)" if killed else ""
+        screen.write("stdout", f"{cells.cluster.n} ranks stopped{hard}\n")
+
+    def restart(self, changes: dict[str, Any]) -> None:
+        """End the ranks and start them again, with the same options but for what is given."""
+        self.cells  # noqa: B018 - raises where there is nothing to restart
+        options = replace(self._options, **changes)
+        if options.n == self._options.n and {"nproc_per_node", "device"} & set(changes):
+            options = replace(options, n=None)
+        self.stop()
+        self.start(options)
+
+    def close(self) -> None:
+        """End the ranks without a word, when the kernel goes."""
+        cells, self._cells = self._cells, None
+        if cells and not self._options.keep:
+            cells.cluster.stop()
+
+    def status(self) -> None:
+        """Show a table of the ranks."""
+        screen = self._screen()
+        cells = self.cells
+        answers = cells.cluster.ask_all("state", timeout=2.0)
+        rows = []
+        for fact in cells.cluster.facts:
+            state = answers.get(fact["rank"], {"state": "dead" if fact["rank"] in cells.dead() else "no answer"})
+            rows.append(StatusRow.of(fact, state))
+        table.show_status(rows, screen)
+
+    # Cells.
+
+    def run(self, code: str, options: CellOptions, line: str, number: int) -> list[Any] | None:
+        """Run a cell on the ranks; the results by rank where they were asked for."""
+        cells = self.cells
+        cells.check_ready()
+        requests = cells.requests(code, options, self.strategy, number)
+        if options.background:
+            cells.run_in_background(requests, options, line, self._screen())
+            return None
+        cells.run(requests, options, line, self._screen())
+        if options.keep_as is None:
+            return None
+        ranks = requests[-1].ranks or range(cells.cluster.n)
+        return self._fetch("result", {rank: (number,) for rank in ranks})
+
+    def wait(self) -> None:
+        """Wait for the cell that runs in the background."""
+        self.cells.wait()
+
+    def set_strategy(self, wanted: tuple[specs.StrategySpec, ...]) -> None:
+        """Show the strategy of cells that name none, or set it."""
+        if len(wanted) > 1:
+            msg = "later cells run under one strategy"
+            raise UsageError(msg, "Several belong to one cell: %%ddl --strategy single,ddp")
+        if wanted:
+            cells = self._cells
+            if cells:
+                local = max(fact["local_size"] for fact in cells.cluster.facts)
+                wanted = (specs.check(wanted[0], cells.cluster.n, local),)
+            self.strategy = wanted[0]
+        self._screen().write("stdout", f"strategy of later cells: {self.strategy.text}\n")
+
+    def log(self, rank: int | None) -> None:
+        """Print the full output of a rank, or of all."""
+        cells = self.cells
+        self._check_rank(rank)
+        self._screen().write("stdout", cells.spool.read(rank) or "no output yet\n")
+
+    # Variables.
+
+    def push(self, values: dict[str, Any]) -> None:
+        """Set variables on every rank."""
+        cells = self.cells
+        cells.check_ready()
+        blobs = {}
+        for name, value in values.items():
+            try:
+                blobs[name] = cloudpickle.dumps(value)
+            except Exception as error:
+                msg = f"{name!r} ({type(value).__name__}) cannot be sent: {error}"
+                raise TransferError(msg) from error
+        self._call("push", dict.fromkeys(range(cells.cluster.n), (blobs,)))
+
+    def pull(self, names: list[str], rank: int | None) -> dict[str, Any]:
+        """Variables of the ranks: by name a list by rank, or the value of one rank."""
+        cells = self.cells
+        cells.check_ready()
+        self._check_rank(rank)
+        ranks = range(cells.cluster.n) if rank is None else [rank]
+        blobs = self._call("pull", dict.fromkeys(ranks, (names,)))
+        by_rank = {r: {name: cloudpickle.loads(blob) for name, blob in found.items()} for r, found in blobs.items()}
+        if rank is not None:
+            return by_rank[rank]
+        return {name: [by_rank[r][name] for r in ranks] for name in names}
+
+    def _fetch(self, function: str, args: dict[int, tuple[Any, ...]]) -> list[Any]:
+        return [cloudpickle.loads(blob) for _, blob in sorted(self._call(function, args).items())]
+
+    def _call(self, function: str, args: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """Call a function of rank.transfer; an error of ours on a rank is raised as it was there, with the rank."""
+        cluster = self.cells.cluster
+        futures = cluster.client.call(f"ddl_magics.rank.transfer:{function}", args)
+        results = {}
+        for rank, future in futures.items():
+            try:
+                results |= cluster.wait({rank: future}, timeout=float("inf"))
+            except ipp.RemoteError as error:
+                kind = getattr(errors, error.ename, None)
+                if isinstance(kind, type) and issubclass(kind, DDLError):
+                    msg = f"rank {rank}: {error.evalue}"
+                    raise kind(msg) from None
+                raise
+        return results
+
+    def _check_rank(self, rank: int | None) -> None:
+        n = self.cells.cluster.n
+        if rank is not None and not 0 <= rank < n:
+            msg = f"there is no rank {rank}"
+            raise UsageError(msg, f"The ranks are 0 to {n - 1}")
+
+    # Runs.
+
+    def show_runs(self) -> None:
+        """Compare the runs of this session in a table."""
+        screen = self._screen()
+        if not len(self.runs):
+            screen.write("stdout", "no training runs yet\n")
+            return
+        table.show_runs(self.runs.rows(), screen)
+
+    def show_run(self, key: str | None) -> None:
+        """Redraw the picture of one run."""
+        histories = self.runs.histories()
+        if not histories:
+            msg = "there are no training runs yet"
+            raise UsageError(msg, "A cell that calls ddl.backward or ddl.log makes one")
+        history = self.runs.get(key) if key else histories[-1]
+        if history is None:
+            msg = f"there is no run {key!r}"
+            raise UsageError(msg, errors.nearest(key or "", [h.info.name for h in histories]))
+        Panel(history, self._screen()).freeze()
