@@ -10,7 +10,7 @@ from ddl_magics import parsing
 from ddl_magics.cluster.options import ClusterOptions
 from ddl_magics.errors import UsageError, nearest
 from ddl_magics.session import Session
-from ddl_magics.views.screen import this_screen
+from ddl_magics.views.screen import current_screen
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -37,7 +37,7 @@ class DDLMagics(Magics):  # type: ignore[misc]
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
-        self.session = Session(this_screen)
+        self.session = Session(lambda: current_screen(shell))
 
     @no_var_expand
     @line_magic("ddl")

@@ -126,10 +126,5 @@ class RunningCell:
             self.screen.write(content["name"], content["text"])
 
     def where(self) -> dict[int, dict[str, Any]]:
-        """State by rank, from those that answer out of band within a second."""
-        futures = self.cluster.client.ask("state", self.waiting)
-        deadline = time.monotonic() + 1.0
-        while time.monotonic() < deadline and not all(future.done() for future in futures.values()):
-            time.sleep(0.01)
-        answers = {rank: future.result()["content"] for rank, future in futures.items() if future.done()}
-        return {rank: answer["result"] for rank, answer in answers.items() if answer["status"] == "ok"}
+        """State by rank of those that have not ended the cell and answer out of band within a second."""
+        return self.cluster.client.answers("state", self.waiting, timeout=1.0)

@@ -85,11 +85,10 @@ class Session:
 
     def _join(self, cluster: Cluster, tell: Callable[[str], None]) -> None:
         """Make one process group of the ranks."""
-        if cluster.mpi is None or len({fact["torch"] for fact in cluster.facts}) > 1:
-            versions = sorted({fact["torch"] for fact in cluster.facts})
-            if len(versions) > 1:
-                msg = f"the ranks have different versions of torch: {', '.join(versions)}"
-                raise StartError(msg, "Use one environment on all nodes")
+        versions = sorted({fact["torch"] for fact in cluster.facts})
+        if len(versions) > 1:
+            msg = f"the ranks have different versions of torch: {', '.join(versions)}"
+            raise StartError(msg, "Use one environment on all nodes")
         everywhere = cluster.facts[0]["nodes"] > 1
         opened = cluster.wait(cluster.client.call("ddl_magics.rank.bootstrap:open_store", {0: (everywhere,)}))
         host, port = opened[0]
@@ -150,7 +149,7 @@ class Session:
         """Show a table of the ranks."""
         screen = self._screen()
         cells = self.cells
-        answers = cells.cluster.ask_all("state", timeout=2.0)
+        answers = cells.cluster.client.answers("state", list(range(cells.cluster.n)), timeout=2.0)
         rows = []
         for fact in cells.cluster.facts:
             state = answers.get(fact["rank"], {"state": "dead" if fact["rank"] in cells.dead() else "no answer"})

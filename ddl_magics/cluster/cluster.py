@@ -228,11 +228,6 @@ class Cluster:
             results[rank] = future.result()
         return results
 
-    def exit_status(self) -> dict[str, Any] | None:
-        """How the launcher of the ranks ended; None while it runs."""
-        engine_set = self.ipp.engine_set
-        return dict(engine_set.stop_data) if engine_set and engine_set.state == "after" else None
-
     def printed(self) -> str:
         """What launcher and ranks printed by themselves; ipyparallel removes the file when they end, but remembers."""
         engine_set = self.ipp.engine_set

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import queue
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -30,12 +31,12 @@ Message = tuple[int, str, dict[str, Any]]
 """(rank, message type, content)."""
 
 
-def _call(target: str, *args: Any) -> Any:
+def _call(target: str, *args: Any, **kwargs: Any) -> Any:
     """Runs on the rank: call `module:function`. Self-contained, because ipyparallel ships its code, not its module."""
     from importlib import import_module
 
     module, function = target.split(":")
-    return getattr(import_module(module), function)(*args)
+    return getattr(import_module(module), function)(*args, **kwargs)
 
 
 class CellStream:
@@ -143,6 +144,15 @@ class RankClient(ipp.Client):
         request = {"op": op, **content}
         return {rank: self._send(self._control_stream, "ddl_request", content=request, ident=self._ident(rank))
                 for rank in ranks}  # fmt: skip
+
+    def answers(self, op: str, ranks: list[int], timeout: float) -> dict[int, Any]:
+        """Answers by rank; those that do not answer within `timeout` seconds, or refuse, are left out."""
+        futures = self.ask(op, [rank for rank in ranks if self.engine_of.get(rank, rank) in self.engines()])
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline and not all(future.done() for future in futures.values()):
+            time.sleep(0.005)
+        contents = {rank: future.result()["content"] for rank, future in futures.items() if future.done()}
+        return {rank: content["result"] for rank, content in contents.items() if content["status"] == "ok"}
 
     def signal(self, number: int, ranks: list[int]) -> None:
         """Send a signal to ranks' processes through their nannies, without waiting for the answer."""

@@ -28,30 +28,40 @@ def facts() -> dict[str, Any]:
     }
 
 
-def open_store(everywhere: bool) -> tuple[str, int]:
-    """Open the store of the process group, on rank 0; address and port that the others connect to."""
-    from ddl_magics.rank import world
+_store: Any = None
+"""Rank 0's store: it lives as long as the rank, and so does what the group needs of it."""
 
-    host = socket.gethostname() if everywhere else "127.0.0.1"
-    return world.open_store(host)
+
+def open_store(everywhere: bool) -> tuple[str, int]:  # noqa: FBT001 - called by position, from the notebook
+    """Open the store of the process group, on rank 0; host and port for the other ranks."""
+    global _store  # noqa: PLW0603 - one process is one rank
+    from ddl_magics.rank import group
+
+    _store, host, port = group.open_store(socket.gethostname() if everywhere else "127.0.0.1")
+    return host, port
 
 
 def join(wire: dict[str, Any], host: str, port: int) -> dict[str, Any]:
     """Join the process group and make this engine a rank; its device and backend."""
+    import dataclasses
+
     import torch.distributed as dist
 
     from ddl_magics.protocol import World
-    from ddl_magics.rank import world
+    from ddl_magics.rank import device, group
     from ddl_magics.rank.cell import Runner
     from ddl_magics.rank.context import Context
     from ddl_magics.rank.engine import is_cell_file, this_kernel
     from ddl_magics.rank.sampler import Sampler
 
-    mine = World.from_wire(wire)
-    world.join(mine, host, port)
+    world = World.from_wire(wire)
+    wanted = os.environ.get("DDL_MAGICS_DEVICE", "auto")
+    world = dataclasses.replace(world, device=device.choose(world.local_rank, world.local_world_size, wanted))
+    store = _store or group.join_store(host, port, world.rank, world.world_size)
+    context = Context(world)
+    group.open_group(world, store, note=context.recorder.note)
     kernel = this_kernel()
-    context = Context(mine)
     sampler = Sampler(context, lambda kind, content: kernel.publish(kind, content, parent={}), is_cell_file)
     kernel.runner = Runner(kernel, context, sampler)
     kernel.requests["state"] = sampler.state
-    return {"device": mine.device, "backend": dist.get_backend()}
+    return {"device": world.device, "backend": dist.get_backend()}
