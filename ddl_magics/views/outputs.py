@@ -1,0 +1,80 @@
+"""Results and tracebacks of N ranks: equal ones once, with the ranks that share them."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddl_magics.views.ranges import in_words, ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ddl_magics.protocol import Outcome
+    from ddl_magics.views.screen import Bundle
+
+ADDRESS = re.compile(r"\b0x[0-9a-f]{6,16}\b")
+"""Addresses mean nothing across processes: `<Model at 0x7f31>` of two ranks is the same result."""
+PROCESS = re.compile(r"ipykernel_\d+")
+
+
+@dataclass(frozen=True)
+class Folded:
+    """One result and the ranks that share it."""
+
+    ranks: tuple[int, ...]
+    data: Bundle
+    """As the lowest of them sent it."""
+    labelled: bool
+
+    def displays(self) -> list[Bundle]:
+        """What to show, in order: text carries its label, anything else has it in front."""
+        if not self.labelled:
+            return [self.data]
+        label = f"[{ranges(self.ranks)}]"
+        text = str(self.data.get("text/plain", ""))
+        if set(self.data) <= {"text/plain"}:
+            return [{"text/plain": f"{label}{_gap(text)}{text}"}]
+        style = "font-family:monospace;font-size:90%;opacity:.7"
+        heading = {"text/plain": label, "text/html": f'<span style="{style}">{html.escape(label)}</span>'}
+        return [heading, self.data]
+
+
+def fold_outputs(outputs: Iterable[tuple[int, Bundle]], *, labelled: bool = True) -> list[Folded]:
+    """Group equal results; the order is that of the first rank of each. `labelled=False` where one rank runs alone."""
+    groups: dict[str, tuple[list[int], Bundle]] = {}
+    for rank, data in outputs:
+        key = ADDRESS.sub("0x", json.dumps(data, sort_keys=True, default=str))
+        groups.setdefault(key, ([], data))[0].append(rank)
+    return [Folded(tuple(sorted(shared)), data, labelled) for shared, data in groups.values()]
+
+
+def fold_tracebacks(outcomes: Sequence[Outcome], *, labelled: bool = True) -> list[tuple[tuple[int, ...], str]]:
+    """The tracebacks of the ranks that failed, (ranks, text), equal ones once.
+
+    The first to fail in time comes first: it is the likely cause. Ranks that were only released have none.
+    """
+    groups: dict[str, tuple[list[int], float, str]] = {}
+    for outcome in sorted(outcomes, key=lambda o: (_failed_at(o), o.rank)):
+        if outcome.status not in ("error", "interrupted"):
+            continue
+        text = "\n".join(outcome.traceback) or f"{outcome.ename}: {outcome.evalue}"
+        key = PROCESS.sub("", ADDRESS.sub("0x", text))
+        groups.setdefault(key, ([], _failed_at(outcome), text))[0].append(outcome.rank)
+    folded = []
+    for shared, _, text in groups.values():
+        heading = f"On {in_words(shared)}:\n" if labelled else ""
+        folded.append((tuple(sorted(shared)), heading + text))
+    return folded
+
+
+def _failed_at(outcome: Outcome) -> float:
+    return math.inf if outcome.failed_at is None else outcome.failed_at
+
+
+def _gap(text: str) -> str:
+    return "\n" if "\n" in text else " "
