@@ -105,6 +105,8 @@ class Prepared(ABC):
     """The user's own module (`ddl.unwrap`), parameters possibly sharded."""
     optimizer: torch.optim.Optimizer | None
     """What the user's loop holds: `param_groups` drive learning-rate schedulers."""
+    notes: tuple[str, ...] = ()
+    """Sentences for the user about what `prepare` made of the model; the context shows each once."""
 
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

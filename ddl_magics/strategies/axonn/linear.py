@@ -1,0 +1,135 @@
+"""AxoNN's parallel linear layer, made from a plain one, with the gradient of its bias corrected.
+
+AxoNN 0.2 gathers the bias over the ranks that share out the outputs, and in the backward takes only this rank's slice
+of this rank's gradient: what the other ranks of the block computed from their part of the batch is lost. Here the
+gradient is summed over the block first, as that of the weight is.
+Import after `adapter.load`.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from axonn.intra_layer import Linear
+from axonn.intra_layer.fully_connected import extract_local_params_from_full_params
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddl_magics.strategies.axonn.groups import Groups
+
+
+class _Group:
+    """A process group of a layer, read from the layer's `groups`; AxoNN's constructor may set it to the same."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, layer: Any, owner: type) -> Any:
+        return self if layer is None else layer.groups[self.name]
+
+    def __set__(self, layer: Any, group: Any) -> None:
+        assert group is layer.groups[self.name]
+
+
+class _BlockBias(torch.autograd.Function):
+    """The whole bias, gathered already, with the gradient of this rank's slice summed over the block."""
+
+    @staticmethod
+    def forward(ctx: Any, shard: torch.Tensor, whole: torch.Tensor, groups: Groups) -> torch.Tensor:
+        ctx.groups = groups
+        return whole.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        total = grad.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ctx.groups["block"])
+        outer = ctx.groups["outer"]
+        return total.chunk(dist.get_world_size(outer))[dist.get_rank(outer)].clone(), None, None
+
+
+class ParallelLinear(Linear):
+    """`y = x W^T + b`, with W `[out_features, in_features]` and b `[out_features]` shared out over a grid of ranks.
+
+    `weight` is flat, `out/row * in/column / depth` long, and `bias` is `out/row` long, the same along columns and
+    depth. Takes and gives whole activations of this rank's own slice of the batch, `[..., in]` to `[..., out]`
+    (AxoNN's easy mode); forward and backward are collectives of the grid.
+    """
+
+    inner_group = _Group("inner")
+    outer_group = _Group("outer")
+    depth_group = _Group("depth")
+
+    def __init__(self, plain: torch.nn.Linear, groups: Groups) -> None:
+        object.__setattr__(self, "groups", groups)
+        groups.activate()
+        with _default_dtype(plain.weight.dtype):
+            super().__init__(
+                plain.in_features,
+                plain.out_features,
+                bias=plain.bias is not None,
+                skip_bias_add=True,
+                init_method=lambda whole: whole.copy_(plain.weight),
+            )
+        _settle(self.weight, self.weight.clone(), plain.weight)
+        if plain.bias is not None:
+            _settle(self.bias, self.cut("bias", plain.bias), plain.bias)
+        self.train(plain.training)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.bias is None:
+            return super().forward(x)  # type: ignore[no-any-return]
+        product, whole = super().forward(x)
+        bias = _BlockBias.apply(self.bias, whole.detach(), self.groups)  # type: ignore[no-untyped-call]
+        return product + bias.to(product.dtype)  # type: ignore[no-any-return]
+
+    def cut(self, name: str, whole: torch.Tensor) -> torch.Tensor:
+        """Shard of this rank from a tensor shaped as the whole `weight` or `bias`, in storage of its own."""
+        if name == "bias":
+            return whole.chunk(dist.get_world_size(self.outer_group))[dist.get_rank(self.outer_group)].clone()
+        shard = extract_local_params_from_full_params(whole, self.outer_group, self.inner_group, self.depth_group)
+        return shard.clone()  # type: ignore[no-any-return]
+
+    def join(self, name: str, shard: torch.Tensor) -> torch.Tensor:
+        """Whole `[out, in]` weight or `[out]` bias from every rank's shard, the inverse of `cut`; a collective."""
+        group = self.groups["outer" if name == "bias" else "copy"]
+        shards = [torch.empty_like(shard) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(shards, shard.contiguous(), group=group)
+        if name == "bias":
+            return torch.cat(shards)
+        # AxoNN numbers the ranks of a copy depth first, then row, then column.
+        row, column, depth = self.groups.grid
+        out, inputs = self.out_features // row, self.in_features // column
+        blocks = torch.stack(shards).view(depth, row, column, -1).permute(1, 2, 0, 3).reshape(row, column, out, inputs)
+        return blocks.transpose(1, 2).reshape(self.shape_of(name))
+
+    def shape_of(self, name: str) -> torch.Size:
+        """Shape of the whole `weight` or `bias`."""
+        return torch.Size((self.out_features,) if name == "bias" else (self.out_features, self.in_features))
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
+            f"grid={self.groups.grid.text}"
+        )
+
+
+def _settle(parameter: Any, shard: torch.Tensor, plain: torch.Tensor) -> None:
+    """Give a parameter its shard, which has storage of its own: AxoNN's slice would keep the whole block alive."""
+    parameter.data = shard.detach().to(plain.device)
+    parameter.requires_grad_(plain.requires_grad)
+    del parameter.process_group_for_norm_reduction  # a reference to a group, see `groups`
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """AxoNN allocates in the default type, which may hold less than the weight has."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,85 @@
+"""A model split over a grid, with its optimizer: forward, backward and step under AxoNN.
+
+Import after `adapter.load`.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from axonn.intra_layer import optimize_communication, overlap_all_gathers_for_checkpointed_forward
+
+from ddl_magics.strategies.axonn import shard, state, sync
+from ddl_magics.strategies.common import ModulePrepared, cast_parameters, require_free, required_optimizer
+
+if TYPE_CHECKING:
+    from ddl_magics.strategies.axonn import AxoNN
+    from ddl_magics.strategies.axonn.groups import Groups
+    from ddl_magics.strategies.base import Training
+
+
+class AxoNNPrepared(ModulePrepared):
+    """What `AxoNN.prepare` returns. Ranks of a grid call it together, also in inference."""
+
+    def __init__(
+        self,
+        strategy: AxoNN,
+        groups: Groups,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        training: Training,
+    ) -> None:
+        self.groups = groups
+        self.overlap = strategy.spec.option("overlap") == "1"
+        require_free(model)
+        shard.refuse_foreign(model, groups)
+        shard.refuse_by_matrix(optimizer, groups.grid.text)
+        cast_parameters(model, training.precision)
+        module, successors = shard.split_model(model, groups)
+        if optimizer is not None:
+            shard.split_optimizer(optimizer, successors)
+        super().__init__(strategy, module, optimizer, training)
+        self.notes = (shard.measure(module).note(groups.grid.text),)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self._overlapping():
+            return super().__call__(*args, **kwargs)
+
+    def backward(self, loss: torch.Tensor, boundary: bool) -> None:
+        with self._overlapping(backward=True):
+            super().backward(loss, boundary)
+        if boundary:
+            sync.average_gradients(sync.kinds_of(self.module), self.groups)
+
+    def _overlapping(self, backward: bool = False) -> AbstractContextManager[Any]:
+        """AxoNN's overlap of communication with computation, as its Lightning strategy sets it up; off by default."""
+        if not self.overlap:
+            return nullcontext()
+        stack = ExitStack()
+        stack.enter_context(optimize_communication(True, True, True, self.module))
+        if backward:
+            in_reverse = torch.nn.ModuleList(list(self.module.modules())[::-1])
+            stack.enter_context(overlap_all_gathers_for_checkpointed_forward(in_reverse))
+        return stack
+
+    def step(self, max_norm: float | None) -> torch.Tensor | None:
+        optimizer = required_optimizer(self)
+        norm = None
+        if max_norm is not None:
+            kinds = sync.kinds_of(self.module)
+            norm = sync.gradient_norm(kinds, self.groups, self.strategy.world.device)
+            sync.clip_gradients(kinds, norm, max_norm)
+        optimizer.step()
+        self.zero_grad(optimizer)
+        return norm
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        return state.full_state_dict(self.module)
+
+    def load_full_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
+        state.load_full_state_dict(self.module, state_dict)
+
+    def sync_generate(self) -> bool:
+        return True
