@@ -25,19 +25,16 @@ BYTES_PER_BUCKET = 25 * 2**20
 _owners: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Prepared]] = weakref.WeakKeyDictionary()
 
 
-def claim(module: torch.nn.Module, prepared: Prepared) -> None:
-    """Note that `prepared` owns `module` until it is closed.
+def claim(prepared: Prepared) -> Prepared:
+    """Note that `prepared` owns its module until it is closed, and return it."""
+    _owners[prepared.module] = weakref.ref(prepared)
+    return prepared
 
-    Raises
-    ------
-    UsageOnRankError
-        Another prepared model that is still open owns it: two wrappers would reduce its gradients twice.
-    """
-    owner = current_owner(module)
-    if owner is not None and owner is not prepared:
-        message = f"This {type(module).__name__} is prepared already, under {owner.strategy.spec.text}"
-        raise UsageOnRankError(message, "Build it anew before the second prepare.")
-    _owners[module] = weakref.ref(prepared)
+
+def release(prepared: Prepared) -> None:
+    """Forget that `prepared` owns its module, so that the module can be prepared again."""
+    if current_owner(prepared.module) is prepared:
+        del _owners[prepared.module]
 
 
 def current_owner(module: torch.nn.Module) -> Prepared | None:
@@ -46,10 +43,20 @@ def current_owner(module: torch.nn.Module) -> Prepared | None:
     return reference() if reference is not None else None
 
 
-def release(module: torch.nn.Module, prepared: Prepared) -> None:
-    """Forget that `prepared` owns `module`, so that it can be prepared again."""
-    if current_owner(module) is prepared:
-        del _owners[module]
+def require_free(module: torch.nn.Module, *, sharded: bool = False) -> None:
+    """Raise UsageOnRankError for a module that cannot be prepared as it is.
+
+    Either a prepared model that is still open owns it, and two wrappers would reduce its gradients twice; or its
+    parameters are DeepSpeed's shards, which only a strategy with `sharded` takes.
+    """
+    owner = current_owner(module)
+    kind = type(module).__name__
+    if owner is not None:
+        message = f"This {kind} is prepared already, under {owner.strategy.spec.text}"
+        raise UsageOnRankError(message, "Build it anew before the second prepare.")
+    if not sharded and any(hasattr(parameter, "ds_id") for parameter in module.parameters()):
+        message = f"This {kind} was sharded by zero:3, and another strategy cannot take it"
+        raise UsageOnRankError(message, "Build it in the cell that prepares it.")
 
 
 # Precision
@@ -219,7 +226,7 @@ class ModulePrepared(Prepared):
         optimizer: torch.optim.Optimizer | None,
         training: Training,
     ) -> None:
-        claim(module, self)
+        require_free(module)
         cast_parameters(module, training.precision)
         module.to(strategy.world.device)
         self.strategy = strategy
@@ -263,7 +270,7 @@ class ModulePrepared(Prepared):
         )
 
     def close(self) -> None:
-        release(self.module, self)
+        release(self)
 
 
 def required_optimizer(prepared: Prepared) -> torch.optim.Optimizer:

@@ -34,6 +34,8 @@ class DDP(Strategy):
         return nullcontext()
 
     def prepare(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, training: Training) -> Prepared:
+        from ddl_magics.strategies.common import claim
         from ddl_magics.strategies.ddp_module import DDPPrepared
 
-        return DDPPrepared(self, model, optimizer, training, find_unused=self.spec.option(UNUSED) == "true")
+        find_unused = self.spec.option(UNUSED) == "true"
+        return claim(DDPPrepared(self, model, optimizer, training, find_unused=find_unused))

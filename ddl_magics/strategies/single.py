@@ -38,6 +38,6 @@ class Single(Strategy):
         return nullcontext()
 
     def prepare(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, training: Training) -> Prepared:
-        from ddl_magics.strategies.common import ModulePrepared
+        from ddl_magics.strategies.common import ModulePrepared, claim
 
-        return ModulePrepared(self, model, optimizer, training)
+        return claim(ModulePrepared(self, model, optimizer, training))

@@ -96,6 +96,7 @@ def _install() -> None:
     distributed = Overlay(
         dist,
         new_group=_new_group,
+        all_reduce=_all_reduce,
         all_to_all=_all_to_all,
         all_gather_into_tensor=_all_gather_into_tensor,
         reduce_scatter_tensor=_reduce_scatter_tensor,

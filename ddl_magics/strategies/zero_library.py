@@ -1,0 +1,161 @@
+# ruff: noqa: SLF001 - DeepSpeed's private names are what this module is for
+"""What we need of DeepSpeed beyond its public interface, in one place: start, end, and where it holds its tensors.
+
+Written against DeepSpeed 0.19; the names read here are those of `runtime/zero/stage_1_and_2.py` and `stage3.py`.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import logging
+import os
+import warnings
+import weakref
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddl_magics.strategies.base import Strategy
+
+_users: weakref.WeakSet[Strategy] = weakref.WeakSet()
+
+DEPRECATED = r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated"
+"""What torch 2.13 says at each of DeepSpeed 0.19's collectives; the user can do nothing about it."""
+
+
+def join(strategy: Strategy) -> None:
+    """Start DeepSpeed's communication over the process group that exists, on the device of this rank."""
+    device = torch.device(strategy.world.device).type
+    os.environ.setdefault("DS_ACCELERATOR", device)
+    os.environ.setdefault("LOCAL_RANK", str(strategy.world.local_rank))  # zero.Init reads it
+    warnings.filterwarnings("ignore", DEPRECATED, FutureWarning)
+    import deepspeed
+    from deepspeed.comm import comm
+
+    backend: Any = importlib.import_module("deepspeed.comm.torch")  # as an attribute, that name is torch itself
+    logging.getLogger("DeepSpeed").addFilter(_is_news)
+    if comm.cdb is None:
+        build_shm_op = backend.build_shm_op
+        # On CPUs it would compile an operator for its inference engine, and announce that on stdout.
+        backend.build_shm_op = lambda: None
+        try:
+            deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
+        finally:
+            backend.build_shm_op = build_shm_op
+    _users.add(strategy)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """DeepSpeed warns of every optimizer that it does not list; parity tests say more about that."""
+    return "untested optimizer" not in record.getMessage()
+
+
+def leave(strategy: Strategy) -> None:
+    """Free DeepSpeed's copy of the world group when the last strategy that uses it is closed."""
+    _users.discard(strategy)
+    if not _users:
+        reset()
+
+
+def reset() -> None:
+    """Forget DeepSpeed's clone of the world group, and end it where it still exists.
+
+    DeepSpeed makes the clone at its first use and keeps it for good; it is no group of a world that is built anew.
+    """
+    from deepspeed.utils import groups
+
+    clone, groups._WORLD_GROUP = groups._WORLD_GROUP, None
+    if clone is not None and dist.is_initialized() and clone in dist.distributed_c10d._world.pg_map:
+        dist.destroy_process_group(clone)
+
+
+@contextmanager
+def linear_that_regathers() -> Iterator[None]:
+    """Stage 3: `torch.nn.functional.linear` that does not keep the gathered weight alive until the backward.
+
+    DeepSpeed's own switch (`memory_efficient_linear`) replaces the function for good, also for the next strategy.
+    """
+    from deepspeed.runtime.zero.linear import zero3_linear_wrap
+
+    original = torch.nn.functional.linear
+    torch.nn.functional.linear = zero3_linear_wrap
+    try:
+        yield
+    finally:
+        torch.nn.functional.linear = original
+
+
+def drop_second_copy(optimizer: Any) -> None:
+    """Let the optimizer update the weights themselves where DeepSpeed made a copy of them in the same dtype.
+
+    It keeps "master" weights beside the model's, for models in 16 bit; for fp32 models that is a second copy of the
+    shard, which the theory does not have. With offload the copy has a purpose, and stays.
+    """
+    if _is_stage_3(optimizer):
+        masters = optimizer.fp32_partitioned_groups_flat
+        weights = [None] * len(masters) if optimizer.offload_optimizer else optimizer.fp16_partitioned_groups_flat
+    else:
+        masters = optimizer.single_partition_of_fp32_groups
+        weights = [
+            None if optimizer.cpu_offload else parts[dist.get_rank(group)]
+            for parts, group in zip(
+                optimizer.parallel_partitioned_bit16_groups, optimizer.real_dp_process_group, strict=True
+            )
+        ]
+    for master, weight in zip(masters, weights, strict=True):
+        if weight is not None and (master.dtype, master.device) == (weight.dtype, weight.device):
+            master.data = weight.data
+    optimizer._link_all_hp_params()  # its views of the master weights, for checkpoints
+
+
+def _is_stage_3(optimizer: Any) -> bool:
+    return hasattr(optimizer, "fp32_partitioned_groups_flat")
+
+
+def gradients(optimizer: Any) -> Iterator[torch.Tensor | None]:
+    """Tensors in which DeepSpeed holds gradients now, beside `parameter.grad`.
+
+    Its communication buckets are not among them: their size is a setting, not a share.
+    """
+    from ddl_magics.strategies.common import tensors_in
+
+    if _is_stage_3(optimizer):
+        yield optimizer.grad_partitions_flat_buffer
+        yield from (master.grad for master in optimizer.fp32_partitioned_groups_flat)
+        return
+    yield from (master.grad for master in optimizer.single_partition_of_fp32_groups)
+    yield from (getattr(p, "grad_accum", None) for group in optimizer.bit16_groups for p in group)
+    yield from tensors_in([optimizer.averaged_gradients, optimizer.all_grad_tensors])
+    yield from tensors_in(getattr(optimizer, "accumulated_grads_in_cpu", {}))
+
+
+def masters(optimizer: Any) -> list[torch.Tensor]:
+    """The weights that the inner optimizer updates: views of the parameters, or a copy in higher precision."""
+    if _is_stage_3(optimizer):
+        return list(optimizer.fp32_partitioned_groups_flat)
+    return list(optimizer.single_partition_of_fp32_groups)
+
+
+def destroy(engine: Any) -> None:
+    """End an engine and take from the module what DeepSpeed leaves on it."""
+    from deepspeed.runtime.zero import parameter_offload
+
+    module = engine.module
+    engine.destroy()
+    for hook in ("module_forward_pre_hook", "module_forward_post_hook"):
+        getattr(engine, hook).remove()
+    stack = parameter_offload.FWD_MODULE_STACK
+    stack[:] = [kept for kept in stack if kept is not module]
+    for parameter in module.parameters():
+        parameter.grad = None
+        for name in ("_hp_mapping", "_zero_optimizer", "_z3_optimizer", "grad_accum", "comm_dtype"):
+            if hasattr(parameter, name):
+                delattr(parameter, name)
+    engine.optimizer = None
+    gc.collect()  # engine, optimizer and hooks refer to one another

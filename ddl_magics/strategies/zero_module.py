@@ -1,0 +1,143 @@
+"""A model in a DeepSpeed engine, as the context drives it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import deepspeed
+import torch
+
+from ddl_magics.errors import UsageOnRankError
+from ddl_magics.strategies import zero_config, zero_library, zero_shards
+from ddl_magics.strategies.base import Prepared, Training
+from ddl_magics.strategies.common import (
+    autocast,
+    broadcast_from_rank_zero,
+    bytes_by_kind,
+    cast_parameters,
+    release,
+    require_free,
+    required_optimizer,
+    state_tensors,
+)
+
+if TYPE_CHECKING:
+    from ddl_magics.strategies.zero import Zero
+
+WEIGHTS = 3
+"""The stage that shards the parameters themselves."""
+
+
+class ZeroPrepared(Prepared):
+    """The user's optimizer works inside DeepSpeed's, on this rank's shard; its `param_groups` stay the user's."""
+
+    strategy: Zero
+
+    def __init__(
+        self, strategy: Zero, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None, training: Training
+    ) -> None:
+        require_free(module, sharded=strategy.stage == WEIGHTS)
+        _refuse_frozen_groups(optimizer)
+        self.strategy = strategy
+        self.module = module
+        self.optimizer = optimizer
+        self.training = training
+        self.groups = [list(group["params"]) for group in optimizer.param_groups] if optimizer else []
+        self._place()
+        self.parameters = list(module.parameters())
+        self.config = zero_config.build(
+            strategy.spec,
+            training,
+            numel=sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in self.parameters),
+            world_size=strategy.world.world_size,
+            cuda=torch.device(strategy.world.device).type == "cuda",
+        )
+        self.default_norm = float(self.config.get("gradient_clipping", 0.0))
+        self.engine: Any = None
+        if optimizer is None and strategy.stage != WEIGHTS:  # nothing to shard: stages 1 and 2 are about training
+            broadcast_from_rank_zero(self.parameters)
+            return
+        self.engine, *_ = deepspeed.initialize(
+            model=module, optimizer=optimizer, config=self.config, dist_init_required=False
+        )
+        if optimizer is not None:
+            zero_library.drop_second_copy(self.engine.optimizer)
+
+    def _place(self) -> None:
+        """Put the module on the device, in its precision, the same on every rank."""
+        module, device = self.module, self.strategy.world.device
+        cast_parameters(module, self.training.precision)
+        if self.strategy.stage == WEIGHTS:
+            if self.training.precision == "bf16-true":
+                zero_shards.cast_shards(module, torch.bfloat16)
+            zero_shards.shard([module], offload=self.strategy.spec.option("offload_param") is not None)
+            for buffer in module.buffers():
+                buffer.data = buffer.data.to(device)
+        else:
+            module.to(device)  # DeepSpeed broadcasts parameters, not buffers
+        broadcast_from_rank_zero(module.buffers())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        forward = self.engine if self.engine is not None else self.module
+        with self._linear():
+            if self.training.precision == "bf16-mixed" and self.engine is not None:
+                return forward(*args, **kwargs)  # the engine has its own autocast, and switches ours off
+            with autocast(self.strategy.world.device, self.training.precision):
+                return forward(*args, **kwargs)
+
+    def backward(self, loss: torch.Tensor, boundary: bool) -> None:
+        required_optimizer(self)
+        self.engine.set_gradient_accumulation_boundary(boundary)
+        with self._linear():  # activation checkpointing runs the forward again
+            self.engine.backward(loss)
+
+    def step(self, max_norm: float | None) -> float | torch.Tensor | None:
+        required_optimizer(self)
+        self.engine.optimizer.clip_grad = self.default_norm if max_norm is None else max_norm
+        self.engine.step()
+        norm: float | torch.Tensor | None = self.engine.get_global_grad_norm()
+        return norm
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        return zero_shards.full_state(self.module)
+
+    def load_full_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        zero_shards.load_full_state(self.module, state)
+        if self.engine is not None and self.optimizer is not None:
+            self.engine.optimizer.refresh_fp32_params()
+
+    def sync_generate(self) -> bool:
+        return self.strategy.stage == WEIGHTS
+
+    def memory(self) -> dict[str, int]:
+        engine, trains = self.engine, self.optimizer is not None
+        inner = engine.optimizer if engine is not None and trains else None
+        return bytes_by_kind(
+            parameters=[t for p in self.parameters for t in (p.data, getattr(p, "ds_tensor", None))],
+            gradients=[*(p.grad for p in self.parameters), *(zero_library.gradients(inner) if inner else ())],
+            optimizer=[*state_tensors(inner.optimizer), *zero_library.masters(inner)] if inner else (),
+        )
+
+    def close(self) -> None:
+        release(self)
+        if self.engine is None:
+            return
+        zero_library.destroy(self.engine)
+        self.engine = None
+        if self.optimizer is not None:  # it held DeepSpeed's flat shards; let a later prepare have it as it was
+            self.optimizer.state.clear()
+            for group, parameters in zip(self.optimizer.param_groups, self.groups, strict=True):
+                group["params"] = parameters
+
+    def _linear(self) -> AbstractContextManager[None]:
+        sharded = self.strategy.stage == WEIGHTS and self.engine is not None
+        return zero_library.linear_that_regathers() if sharded else nullcontext()
+
+
+def _refuse_frozen_groups(optimizer: torch.optim.Optimizer | None) -> None:
+    """DeepSpeed fails on a group that it has nothing to do for, and dropping it would confuse a scheduler."""
+    for index, group in enumerate(optimizer.param_groups if optimizer else ()):
+        if not any(parameter.requires_grad for parameter in group["params"]):
+            message = f"Group {index} of the optimizer holds only frozen parameters, which ZeRO cannot shard"
+            raise UsageOnRankError(message, "Leave that group out of the optimizer.")

@@ -1,0 +1,110 @@
+"""Parameters that DeepSpeed holds as shards (ZeRO stage 3): making them, reading and writing them whole.
+
+`deepspeed.zero.Init` used as a context shards each module as it is built, and then Hugging Face's initialisation
+skips what is sharded already: other weights than one process gets. So modules are built whole on the host, and
+sharded when the block ends; the Parameter objects stay the same, for optimizers made over them.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ddl_magics.strategies import common
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Made = list["weakref.ref[torch.nn.Module]"]
+
+
+@contextmanager
+def recorded_modules() -> Iterator[Made]:
+    """Note every module whose constructor runs within the block, in order."""
+    made: Made = []
+    original = torch.nn.Module.__init__
+
+    def recording(module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        original(module, *args, **kwargs)
+        made.append(weakref.ref(module))
+
+    torch.nn.Module.__init__ = recording  # type: ignore[assignment, method-assign]
+    try:
+        yield made
+    finally:
+        torch.nn.Module.__init__ = original  # type: ignore[method-assign]
+
+
+def roots(made: Made) -> list[torch.nn.Module]:
+    """Those of the modules that still live and are part of no other of them.
+
+    Sharding is a collective, so all ranks must find the same: garbage in cycles is collected first.
+    """
+    gc.collect()
+    alive = [module for module in (reference() for reference in made) if module is not None]
+    children = {id(child) for module in alive for child in module.children()}
+    return [module for module in alive if id(module) not in children]
+
+
+def is_sharded(parameter: torch.Tensor) -> bool:
+    """Whether DeepSpeed holds this parameter as shards."""
+    return hasattr(parameter, "ds_id")
+
+
+def shard(modules: list[torch.nn.Module], *, offload: bool) -> None:
+    """Split the parameters of these modules over all ranks, with rank 0's values. A collective.
+
+    `offload` keeps the shards on the host. What is sharded already stays as it is.
+    """
+    from deepspeed import zero
+
+    whole = torch.nn.ModuleList(modules)
+    if any(not is_sharded(parameter) for parameter in whole.parameters()):
+        zero.Init(
+            module=whole,
+            dtype=torch.float32,
+            mem_efficient_linear=False,  # it would replace torch.nn.functional.linear for the whole process
+            remote_device="cpu" if offload else None,
+        )
+
+
+def full_shapes(module: torch.nn.Module) -> dict[str, torch.Size]:
+    """Whole shape of every sharded parameter, by name."""
+    return {name: tensor.ds_shape for name, tensor in module.state_dict(keep_vars=True).items() if is_sharded(tensor)}
+
+
+def full_state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """As `common.full_state`, gathering one parameter at a time. A collective."""
+    from deepspeed import zero
+
+    copies: dict[int, torch.Tensor] = {}
+    state = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if id(tensor) not in copies:
+            with zero.GatheredParameters([tensor], enabled=is_sharded(tensor)):
+                copies[id(tensor)] = tensor.detach().to("cpu", copy=True)
+        state[name] = copies[id(tensor)]
+    return state
+
+
+@torch.no_grad()
+def load_full_state(module: torch.nn.Module, state: dict[str, torch.Tensor]) -> None:
+    """As `common.load_full_state`, one parameter at a time; rank 0's values win. A collective."""
+    from deepspeed import zero
+
+    for tensor, value in common.match_names(module, state, full_shapes(module)):
+        with zero.GatheredParameters([tensor], modifier_rank=0, enabled=is_sharded(tensor)):
+            tensor.copy_(value)
+
+
+def cast_shards(module: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Change the dtype of parameters that are sharded already."""
+    sharded: list[Any] = [parameter for parameter in module.parameters() if is_sharded(parameter)]
+    for parameter in sharded:
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
+            parameter.ds_tensor.data = parameter.ds_tensor.data.to(dtype)
