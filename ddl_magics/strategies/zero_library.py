@@ -49,6 +49,7 @@ def join(strategy: Strategy) -> None:
         finally:
             backend.build_shm_op = build_shm_op
     _users.add(strategy)
+    forget_old_world()
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -64,15 +65,24 @@ def leave(strategy: Strategy) -> None:
 
 
 def reset() -> None:
-    """Forget DeepSpeed's clone of the world group, and end it where it still exists.
+    """End DeepSpeed's clone of the world group, and forget it."""
+    from deepspeed.utils import groups
 
-    DeepSpeed makes the clone at its first use and keeps it for good; it is no group of a world that is built anew.
+    forget_old_world()
+    clone, groups._WORLD_GROUP = groups._WORLD_GROUP, None
+    if clone is not None:
+        dist.destroy_process_group(clone)
+
+
+def forget_old_world() -> None:
+    """Forget the clone where it is no group of the present world.
+
+    DeepSpeed makes it at its first use and keeps it for good, whatever becomes of the world that it is a clone of.
     """
     from deepspeed.utils import groups
 
-    clone, groups._WORLD_GROUP = groups._WORLD_GROUP, None
-    if clone is not None and dist.is_initialized() and clone in dist.distributed_c10d._world.pg_map:
-        dist.destroy_process_group(clone)
+    if not dist.is_initialized() or groups._WORLD_GROUP not in dist.distributed_c10d._world.pg_map:
+        groups._WORLD_GROUP = None
 
 
 @contextmanager

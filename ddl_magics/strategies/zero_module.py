@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 WEIGHTS = 3
 """The stage that shards the parameters themselves."""
 
+BY_MATRIX = frozenset({"Adafactor", "LARS", "LBFGS", "Lamb", "Muon", "SOAP", "Shampoo", "SparseAdam"})
+"""Optimizers, of torch and known others, that do not work element by element."""
+
 
 class ZeroPrepared(Prepared):
     """The user's optimizer works inside DeepSpeed's, on this rank's shard; its `param_groups` stay the user's."""
@@ -38,7 +41,8 @@ class ZeroPrepared(Prepared):
         self, strategy: Zero, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None, training: Training
     ) -> None:
         require_free(module, sharded=strategy.stage == WEIGHTS)
-        _refuse_frozen_groups(optimizer)
+        _refuse_optimizer(optimizer)
+        zero_library.forget_old_world()
         self.strategy = strategy
         self.module = module
         self.optimizer = optimizer
@@ -135,9 +139,19 @@ class ZeroPrepared(Prepared):
         return zero_library.linear_that_regathers() if sharded else nullcontext()
 
 
-def _refuse_frozen_groups(optimizer: torch.optim.Optimizer | None) -> None:
-    """DeepSpeed fails on a group that it has nothing to do for, and dropping it would confuse a scheduler."""
-    for index, group in enumerate(optimizer.param_groups if optimizer else ()):
+def _refuse_optimizer(optimizer: torch.optim.Optimizer | None) -> None:
+    """Raise UsageOnRankError for an optimizer that would silently train otherwise, or not at all, on flat shards."""
+    if optimizer is None:
+        return
+    kind = type(optimizer).__name__
+    if kind in BY_MATRIX:
+        message = f"{kind} looks at a weight as a matrix or at all of them at once, and ZeRO gives it flat shards"
+        raise UsageOnRankError(message, "Use one that works element by element, such as AdamW or SGD.")
+    if optimizer.state:
+        message = f"This {kind} has stepped already, and its state is not of ZeRO's shards"
+        raise UsageOnRankError(message, "Make it anew before ddl.prepare.")
+    for index, group in enumerate(optimizer.param_groups):
+        # DeepSpeed fails on such a group, and dropping it would put a scheduler's groups out of step.
         if not any(parameter.requires_grad for parameter in group["params"]):
-            message = f"Group {index} of the optimizer holds only frozen parameters, which ZeRO cannot shard"
+            message = f"Group {index} of this {kind} holds only frozen parameters, which ZeRO cannot shard"
             raise UsageOnRankError(message, "Leave that group out of the optimizer.")
