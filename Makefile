@@ -37,7 +37,7 @@ types: $(STAMP)         ## mypy, strict
 	@mypy
 
 bench: $(STAMP)         ## measure against %%px, torchrun and a plain script (ARGS=--quick for a first look)
-	@python benchmarks/run.py $(ARGS)
+	@python -m benchmarks.run $(ARGS)
 
 compat: $(STAMP)        ## a small suite under each supported ipykernel
 	@.ci/compat $(VENV)

@@ -19,10 +19,15 @@ FOR_ALL = {"protocol", "errors", "strategies.spec"}
 """What every part may use; these use nothing of ours but one another."""
 
 ARROWS = {
-    "__init__": {"magics", "rank"},  # load_ipython_extension for the notebook, init for a script under torchrun
-    "magics": {"session"},
-    "cli": {"session"},
-    "session": {"cluster", "views", "telemetry"},
+    "__init__": {"magics", "compatibility", "rank"},  # `%load_ext` in a notebook, `init` in a script under torchrun
+    "magics": {"parsing", "session", "cluster", "views"},
+    "cli": {"cluster", "views", "telemetry"},
+    "parsing": set(),
+    "compatibility": set(),
+    "session": {"parsing", "cells", "running", "verdict", "cluster", "views", "telemetry"},
+    "cells": {"parsing", "running", "verdict", "cluster", "views", "telemetry"},
+    "running": {"cluster", "views", "telemetry"},
+    "verdict": {"views"},
     "export": set(),
     "cluster": {"lease"},
     "lease": set(),  # who owns a process, judged in the same way on both sides
@@ -34,9 +39,12 @@ ARROWS = {
     "errors": set(),
     "strategies.spec": set(),
 }
-"""Part -> parts of ours that it may import, beside itself and FOR_ALL."""
+"""Part -> parts of ours that it may import, beside itself and FOR_ALL: only ever what lies below it.
 
-NOTEBOOK_SIDE = {"magics", "cli", "session", "export", "lease", "cluster", "telemetry", "views"} | FOR_ALL
+`session`, `cells`, `running` and `verdict` are one layer, the cluster as the notebook sees it.
+"""
+
+NOTEBOOK_SIDE = set(ARROWS) - {"rank", "strategies"}
 HEAVY = {"torch", "deepspeed", "axonn", "transformers", "accelerate"}
 
 PRIVATE = {
