@@ -152,10 +152,22 @@ def _new_group(ranks: Sequence[int], backend: str) -> Any:
     return dist.new_group(ranks=[int(rank) for rank in ranks], backend="gloo" if backend == "nccl" else backend)
 
 
+def _all_reduce(tensor: torch.Tensor, group: Any = None, async_op: bool = False) -> Any:
+    """AxoNN calls this along every direction of the grid, also where it is one rank wide."""
+    return None if dist.get_world_size(group) == 1 else dist.all_reduce(tensor, group=group, async_op=async_op)
+
+
 def _all_gather_into_tensor(
     output: torch.Tensor, tensor: torch.Tensor, group: Any = None, async_op: bool = False
 ) -> Any:
-    """Gloo wants at least one dimension where NCCL takes a number."""
+    """Gloo wants at least one dimension where NCCL takes a number.
+
+    It also copies in a thread of its own, where autograd is on and a weight would be recorded.
+    """
+    tensor = tensor.detach()
+    if dist.get_world_size(group) == 1:
+        output.copy_(tensor.reshape(output.shape))
+        return None
     gather = _newer("all_gather_single", "all_gather_into_tensor")
     return gather(output, tensor.reshape(1) if tensor.dim() == 0 else tensor, group=group, async_op=async_op)
 
