@@ -23,6 +23,7 @@ from ddl_magics.telemetry.spool import Spool
 from ddl_magics.views import table
 from ddl_magics.views.fold import Folder
 from ddl_magics.views.panel import Panel
+from ddl_magics.views.ranges import in_words
 from ddl_magics.views.screen import Screen
 
 ANSWER_S = 2.0
@@ -85,7 +86,7 @@ class Cells:
         if running.done and self.background is None:
             self.running = None
             return
-        msg = f"{verdict.which(running.waiting)} still in the cell In[{running.request.cell}]"
+        msg = f"{in_words(running.waiting)} still in the cell In[{running.request.cell}]"
         raise BusyError(
             msg.replace(" still", f" {'is' if len(running.waiting) == 1 else 'are'} still"),
             "%ddl wait waits for it" if self.background else "%ddl restart ends it",
@@ -96,7 +97,7 @@ class Cells:
         n = self.cluster.n
         outside = [rank for rank in options.ranks or () if rank >= n]
         if outside:
-            msg = f"there is no {verdict.which(outside)}"
+            msg = f"there is no {in_words(outside)}"
             raise UsageError(msg, f"The ranks are 0 to {n - 1}.")
         local = max(fact["local_size"] for fact in self.cluster.facts)
         checked = [specs.check(spec, n, local) for spec in options.strategies or (default,)]
@@ -222,14 +223,14 @@ class Cells:
         if stopped or any(outcome.status == "interrupted" for outcome in outcomes):
             raise CellInterrupted(where or "the cell was stopped on every rank") from None
         self.dead()
-        error = verdict.error_of(outcomes, running.tracebacks, self.cluster.printed())
+        error = verdict.error_of(outcomes, self.cluster.printed(), labelled=len(running.stream.ranks) > 1)
         if error:
             raise error
 
     def _stop(self, running: RunningCell) -> str:
         """Interrupt the ranks; what to say of those that do not answer."""
         say: Callable[[str], None] = lambda text: running.screen.write("stderr", text + "\n")  # noqa: E731
-        say(f"interrupting {verdict.which(running.waiting)} ...")
+        say(f"interrupting {in_words(running.waiting)} ...")
         for patience in (ANSWER_S, GIVE_UP_S):
             self.cluster.client.signal(signal.SIGINT, running.waiting)
             deadline = time.monotonic() + patience
@@ -244,7 +245,7 @@ class Cells:
         for rank, state in sorted(running.where().items()):
             line = f"line {state['line']}: {state['source']}" if state["line"] else "no line of the cell"
             say(f"rank {rank} does not answer, since {state['seconds']:.0f} s at {line}")
-        return f"{verdict.which(running.waiting)} did not stop; %ddl restart ends them"
+        return f"{in_words(running.waiting)} did not stop; %ddl restart ends them"
 
 
 def with_magic_line(code: str, line: str) -> str:

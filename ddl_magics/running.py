@@ -38,7 +38,6 @@ class RunningCell:
     panel: Panel | None
     samples: queue.SimpleQueue[Sample] = field(default_factory=queue.SimpleQueue)
     outcomes: dict[int, Outcome] = field(default_factory=dict)
-    tracebacks: dict[int, str] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
     idle: set[int] = field(default_factory=set)
     """Ranks whose output is complete."""
@@ -71,12 +70,12 @@ class RunningCell:
             self.spool.write(rank, self.request.cell, content["name"], content["text"])
             self.folder.feed(rank, content["name"], content["text"])
         elif kind == "error":
-            self.tracebacks[rank] = "\n".join(content["traceback"])
-            self.spool.write(rank, self.request.cell, "stderr", self.tracebacks[rank] + "\n")
+            self.spool.write(rank, self.request.cell, "stderr", "\n".join(content["traceback"]) + "\n")
         elif kind == "ddl_outcome":
             self.outcomes[rank] = Outcome.from_wire(content)
         elif kind == "idle":
             self.idle.add(rank)
+            self.folder.ended(rank)
         else:
             self.rich.take(rank, kind, content)
 

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ddl_magics.errors import CellError, DDLError, RankDiedError
 from ddl_magics.protocol import Outcome
-from ddl_magics.views.fold import fold_tracebacks
-from ddl_magics.views.ranges import ranges
+from ddl_magics.views.outputs import fold_tracebacks
+from ddl_magics.views.ranges import in_words
 
 
-def error_of(outcomes: Sequence[Outcome], tracebacks: Mapping[int, str], printed: str) -> DDLError | None:
+def error_of(outcomes: Sequence[Outcome], printed: str, *, labelled: bool = True) -> DDLError | None:
     """The error with which the cell ends in the notebook; None when every rank ended well.
 
     Parameters
     ----------
     outcomes
         Of the ranks that ended the cell.
-    tracebacks
-        By rank, as the ranks wrote them.
     printed
         What the launcher printed: of a rank that died it knows the signal.
+    labelled
+        Whether tracebacks say of which rank they are.
     """
     dead = [outcome for outcome in outcomes if outcome.status == "dead"]
     if dead:
@@ -33,15 +33,11 @@ def error_of(outcomes: Sequence[Outcome], tracebacks: Mapping[int, str], printed
     same = [o.rank for o in failed if (o.ename, o.evalue, o.line) == (cause.ename, cause.evalue, cause.line)]
     others = [o for o in failed if o.rank not in same]
     place = f" in line {cause.line} of the cell" if cause.line else ""
-    message = f"{which(same)} failed{place} with {cause.ename}: {_short(cause.evalue)}"
+    message = f"{in_words(same)} failed{place} with {cause.ename}: {_short(cause.evalue)}"
     if others:
-        message += f"; {which([o.rank for o in others])} failed after that"
-    return CellError(message, "", fold_tracebacks([(o.rank, tracebacks.get(o.rank, "")) for o in failed]))
-
-
-def which(ranks: Sequence[int]) -> str:
-    """`rank 1`, `ranks 0,2-3`."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}"
+        message += f"; {in_words([o.rank for o in others])} failed after that"
+    tracebacks = "\n\n".join(text for _, text in fold_tracebacks(failed, labelled=labelled))
+    return CellError(message, tracebacks=tracebacks)
 
 
 def death(rank: int, printed: str) -> RankDiedError:

@@ -99,6 +99,7 @@ class RankClient(ipp.Client):
         if kind == "status":
             if content["execution_state"] == "idle":
                 self._finish_output(msg_id)
+                stream.idle.add(rank)
                 stream.queue.put((rank, "idle", content))
         elif kind != "execute_input":
             target = self.on_late if rank in stream.idle else None

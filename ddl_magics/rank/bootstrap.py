@@ -28,17 +28,11 @@ def facts() -> dict[str, Any]:
     }
 
 
-_store: Any = None
-"""Rank 0's store: it lives as long as the rank, and so does what the group needs of it."""
-
-
-def open_store(everywhere: bool) -> tuple[str, int]:  # noqa: FBT001 - called by position, from the notebook
+def open_store(everywhere: bool) -> tuple[str, int]:
     """Open the store of the process group, on rank 0; host and port for the other ranks."""
-    global _store  # noqa: PLW0603 - one process is one rank
     from ddl_magics.rank import group
 
-    _store, host, port = group.open_store(socket.gethostname() if everywhere else "127.0.0.1")
-    return host, port
+    return group.open_store(socket.gethostname() if everywhere else "127.0.0.1")
 
 
 def join(wire: dict[str, Any], host: str, port: int) -> dict[str, Any]:
@@ -57,9 +51,8 @@ def join(wire: dict[str, Any], host: str, port: int) -> dict[str, Any]:
     world = World.from_wire(wire)
     wanted = os.environ.get("DDL_MAGICS_DEVICE", "auto")
     world = dataclasses.replace(world, device=device.choose(world.local_rank, world.local_world_size, wanted))
-    store = _store or group.join_store(host, port, world.rank, world.world_size)
     context = Context(world)
-    group.open_group(world, store, note=context.recorder.note)
+    group.join(world, host, port, note=context.recorder.note)
     kernel = this_kernel()
     sampler = Sampler(context, lambda kind, content: kernel.publish(kind, content, parent={}), is_cell_file)
     kernel.runner = Runner(kernel, context, sampler)

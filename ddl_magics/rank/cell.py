@@ -81,7 +81,7 @@ class Runner:
     def _outcome(self, request: CellRequest, reply: dict[str, Any], seconds: float) -> Outcome:  # noqa: ARG002
         if reply["status"] == "ok":
             return Outcome(self.sampler.rank, "ok", seconds)
-        interrupted = reply.get("ename") == "KeyboardInterrupt"
+        interrupted = reply.get("ename") in {"KeyboardInterrupt", "CancelledError"}  # the latter in a cell that awaits
         status: Status = "interrupted" if interrupted else "error"
         error = getattr(sys, "last_value", None)
         return Outcome(

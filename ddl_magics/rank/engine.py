@@ -8,8 +8,10 @@ Run as `python -m mpi4py -m ddl_magics.rank.engine`.
 
 from __future__ import annotations
 
+import contextvars
 import sys
 import threading
+from functools import partial
 from typing import Any
 
 from ipykernel.compiler import get_tmp_directory
@@ -17,6 +19,12 @@ from ipyparallel.engine import app
 from ipyparallel.engine.kernel import IPythonParallelKernel
 
 from ddl_magics.protocol import CellRequest
+
+
+class _MainThreadOnly:
+    """What ipykernel 7 asks the thread of its shell channel for when a cell awaits; ipyparallel's engines have none."""
+
+    parent_thread = threading.main_thread()
 
 
 class RankKernel(IPythonParallelKernel):
@@ -44,7 +52,11 @@ class RankKernel(IPythonParallelKernel):
         self.cell_parent = parent
 
         async def execute() -> dict[str, Any]:
-            return await super(RankKernel, self).do_execute(*args, **kwargs)  # type: ignore[no-any-return]
+            self.shell_channel_thread, before = _MainThreadOnly, getattr(self, "shell_channel_thread", None)
+            try:
+                return await super(RankKernel, self).do_execute(*args, **kwargs)  # type: ignore[no-any-return]
+            finally:
+                self.shell_channel_thread = before
 
         return await self.runner.run(request, execute)  # type: ignore[no-any-return]
 
@@ -77,12 +89,28 @@ def is_cell_file(filename: str) -> bool:
     return filename.startswith(get_tmp_directory())
 
 
+def threads_keep_their_cell() -> None:
+    """What a thread prints belongs to the cell that started it, also when another runs by then.
+
+    ipykernel 7 takes the cell from a context variable, which threads do not inherit before Python 3.14, and falls back
+    to whatever cell came last; ipykernel 6 keeps a list of threads of its own, which this does not disturb.
+    """
+    start = threading.Thread.start
+
+    def start_in_context(self: threading.Thread) -> None:
+        self.run = partial(contextvars.copy_context().run, self.run)  # type: ignore[method-assign]
+        start(self)
+
+    threading.Thread.start = start_in_context  # type: ignore[method-assign]
+
+
 def main() -> None:
     """Start the engine; torch is imported in the time that connecting takes."""
     from ddl_magics import lease
 
     lease.end_with_owner()
     threading.Thread(target=__import__, args=("torch",), name="import torch", daemon=True).start()
+    threads_keep_their_cell()
     app.Kernel = RankKernel
     app.main()
 

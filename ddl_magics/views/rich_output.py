@@ -1,17 +1,16 @@
-"""Pictures, tables and results of N ranks: equal ones once with the ranks that share them, others each under its own.
+"""Pictures, tables and results of N ranks as they come: each waits a moment for its twins, equal ones are shown once.
 
-A picture waits a moment for its twins. What a rank draws over and over under one display id (a progress bar) stays one
-picture, that of the lowest rank that shares it.
+What a rank draws over and over under one display id (a progress bar) stays one picture, that of the lowest rank that
+shares it.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddl_magics.views.ranges import ranges
+from ddl_magics.views.outputs import fold_outputs
 
 if TYPE_CHECKING:
     from ddl_magics.views.screen import Screen
@@ -22,12 +21,12 @@ TWINS_S = 0.3
 
 @dataclass
 class _Waiting:
-    """A picture that waits: what it shows, since when, and on which ranks."""
+    """A picture that waits for its twins."""
 
-    bundle: dict[str, Any]
+    rank: int
+    data: dict[str, Any]
     display_id: str | None
     since: float
-    ranks: list[int] = field(default_factory=list)
 
 
 class RichOutput:
@@ -43,63 +42,44 @@ class RichOutput:
 
     def take(self, rank: int, kind: str, content: dict[str, Any]) -> None:
         """Take one message; kinds that draw nothing are ignored."""
+        display_id = content.get("transient", {}).get("display_id")
         if kind == "execute_result":
             self._results[rank] = content["data"]
         elif kind == "display_data":
-            self._display(rank, content)
+            self._waiting.append(_Waiting(rank, content["data"], display_id, time.monotonic()))
         elif kind == "update_display_data":
-            self._update(rank, content)
+            self._update(rank, display_id, content["data"])
 
-    def _display(self, rank: int, content: dict[str, Any]) -> None:
-        key = _same(content["data"])
+    def _update(self, rank: int, display_id: str | None, data: dict[str, Any]) -> None:
         for waiting in self._waiting:
-            if rank not in waiting.ranks and _same(waiting.bundle) == key:
-                waiting.ranks.append(rank)
+            if waiting.display_id == display_id and waiting.rank == rank:
+                waiting.data = data
                 return
-        display_id = content.get("transient", {}).get("display_id")
-        self._waiting.append(_Waiting(content["data"], display_id, time.monotonic(), [rank]))
-
-    def _update(self, rank: int, content: dict[str, Any]) -> None:
-        display_id = content.get("transient", {}).get("display_id", "")
-        for waiting in self._waiting:
-            if waiting.display_id == display_id and rank in waiting.ranks:
-                waiting.bundle = content["data"]
-                return
-        if self._leaders.get(display_id) == rank:
-            self._screen.display(content["data"], display_id, update=True)
+        if display_id and self._leaders.get(display_id) == rank:
+            self._screen.display(data, display_id, update=True)
 
     def flush(self, *, final: bool) -> None:
         """Show what has waited long enough or has all its twins; with `final` everything, then the results."""
-        now = time.monotonic()
-        ready = [w for w in self._waiting
-                 if final or now - w.since > TWINS_S or len(w.ranks) == len(self._ranks)]  # fmt: skip
-        for waiting in ready:
-            self._waiting.remove(waiting)
-            self._show(waiting.bundle, waiting.ranks, "", waiting.display_id)
-        if final:
-            self._show_results()
+        while self._waiting and (final or self._due()):
+            # One picture of each rank at a time: the second of a rank is a twin of the others' second.
+            firsts = {waiting.rank: waiting for waiting in reversed(self._waiting)}
+            self._waiting = [waiting for waiting in self._waiting if firsts[waiting.rank] is not waiting]
+            ready = [firsts[rank] for rank in sorted(firsts)]
+            self._show([(w.rank, w.data) for w in ready], {w.rank: w.display_id for w in ready})
+        if final and self._results:
+            results, self._results = self._results, {}
+            self._show(sorted(results.items()), {})
 
-    def _show_results(self) -> None:
-        groups: dict[str, list[int]] = {}
-        for rank, bundle in sorted(self._results.items()):
-            groups.setdefault(_same(bundle), []).append(rank)
-        for ranks in groups.values():
-            self._show(self._results[ranks[0]], ranks, "Out", None)
-        self._results.clear()
+    def _due(self) -> bool:
+        oldest = min(waiting.since for waiting in self._waiting)
+        return time.monotonic() - oldest > TWINS_S or {w.rank for w in self._waiting} >= set(self._ranks)
 
-    def _show(self, bundle: dict[str, Any], ranks: list[int], word: str, display_id: str | None) -> None:
-        label = f"{word}[{ranges(sorted(ranks))}]" if len(self._ranks) > 1 else ""
-        only_text = set(bundle) == {"text/plain"}
-        if label and only_text:
-            text = str(bundle["text/plain"])
-            bundle = {"text/plain": f"{label}:{chr(10) if chr(10) in text else ' '}{text}"}
-        elif label:
-            self._screen.write("stdout", f"{label}:\n")
-        if display_id:
-            self._leaders.setdefault(display_id, min(ranks))
-        self._screen.display(bundle, display_id)
-
-
-def _same(bundle: dict[str, Any]) -> str:
-    """What two bundles share when they show the same."""
-    return json.dumps(bundle, sort_keys=True, default=str)
+    def _show(self, outputs: list[tuple[int, dict[str, Any]]], display_ids: dict[int, str | None]) -> None:
+        for folded in fold_outputs(outputs, labelled=len(self._ranks) > 1):
+            display_id = display_ids.get(folded.ranks[0])
+            if display_id:
+                self._leaders.setdefault(display_id, folded.ranks[0])
+            *before, data = folded.displays()
+            for label in before:
+                self._screen.display(label)
+            self._screen.display(data, display_id)
