@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from ddl_magics.protocol import MEMORY_KINDS
 
 if TYPE_CHECKING:
-    from ddl_magics.telemetry.history import History, RunView
+    from ddl_magics.telemetry.history import History
+    from ddl_magics.telemetry.snapshot import RunView
 
 MAX_RUNS = 200
 """Of a session; the oldest go first."""

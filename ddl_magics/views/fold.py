@@ -28,6 +28,8 @@ RATE = 20.0
 MOST = 10_000
 """Lines of one cell after which the rate is `SLOW`: a notebook must stay a file that opens."""
 SLOW = 1.0
+REDRAWN = 0.2
+"""Seconds between two drawings of the row that is not finished."""
 CALM = 1.0
 """Seconds without a line too many after which a flood is over."""
 
@@ -81,6 +83,8 @@ class Folder:
         self._spent = 0.0
         self._refilled: float | None = None
         self._inplace = InPlace(width)
+        self._state: list[tuple[str, str]] = []
+        self._drawn = float("-inf")
         self._lock = Lock()
 
     def feed(self, rank: int, name: str, text: str, now: float | None = None) -> None:
@@ -117,8 +121,12 @@ class Folder:
                 if flooded and all(not lane.queue and now - lane.skipped_at >= CALM for lane in flooded):
                     lines += self._close_floods(flooded)
                     lines += self._match(lanes, now, hurry=False, spend=True)
-            state = [] if final or not self._live else self._unfinished(lanes, now)
-            return self._inplace.compose(lines, state)
+            if final or not self._live:
+                return self._inplace.compose(lines, [])
+            if lines or now - self._drawn >= REDRAWN:
+                self._drawn = now
+                self._state = self._unfinished(lanes, now)
+            return self._inplace.compose(lines, self._state)
 
     def _refill(self, now: float) -> None:
         if self._refilled is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 if TYPE_CHECKING:
     from typing import TextIO
 
+    from rich.console import Console
     from rich.live import Live
 
 Bundle = dict[str, Any]
@@ -81,6 +82,12 @@ class TerminalScreen:
         self.live: Live | None = None
         self.row = ""
         """The unfinished line under the live panel."""
+
+    def console(self) -> Console:
+        """A rich console over the same output."""
+        from rich.console import Console
+
+        return Console(file=self._stdout)
 
     def display(self, data: Bundle, display_id: str | None = None, *, update: bool = False) -> None:
         self.write("stdout", str(data.get("text/plain", "")).rstrip("\n") + "\n")
