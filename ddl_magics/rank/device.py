@@ -6,22 +6,20 @@ in bytes. Limits: one device a rank; other accelerators are not known.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import functools
 import os
-import resource
-import sys
 from abc import ABC, abstractmethod
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import psutil
 import torch
 
 from ddl_magics.errors import StartError, UsageOnRankError
+from ddl_magics.rank import host
+from ddl_magics.strategies.common import autocast
 
 if TYPE_CHECKING:
+    import contextlib
     from collections.abc import Callable
 
 PRECISIONS = ("32", "bf16-mixed", "bf16-true")
@@ -112,11 +110,9 @@ class Device(ABC):
         """Begin to read a 0-dim tensor, without waiting for it."""
 
     def autocast(self, precision: str) -> contextlib.AbstractContextManager[Any]:
-        """Computing in the given precision; weights of `bf16-true` are bf16 themselves and need no autocast."""
+        """What a forward in that precision runs under, as the strategies' own forward does."""
         self.require(precision)
-        if precision == "bf16-mixed":
-            return torch.autocast(self.torch.type, dtype=torch.bfloat16)
-        return contextlib.nullcontext()
+        return autocast(self.name, precision)
 
     def require(self, precision: str) -> None:
         """Raise UsageOnRankError for a precision that does not exist or that this device lacks."""
@@ -157,20 +153,18 @@ class CPU(Device):
     def memory(self) -> dict[str, int]:
         """`total` is the resident memory of the process, `peak_total` its highest value, `allocated` glibc's count."""
         result = {"total": int(self._process.memory_info().rss), "capacity": self.capacity}
-        result["peak_total"] = max(_peak_resident(), result["total"])
-        allocated = _allocated_by_malloc()
+        result["peak_total"] = max(host.peak_resident(), result["total"])
+        allocated = host.allocated_by_malloc()
         if allocated is not None:
             result["allocated"] = allocated
         return result
 
     def reset_peak(self) -> None:
-        # Linux lets a process put its high-water mark back (proc(5), clear_refs); elsewhere the peak is of its life.
-        with contextlib.suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")
+        host.reset_peak_resident()
 
     @functools.cached_property
     def capacity(self) -> int:
-        return min([int(psutil.virtual_memory().total), *_control_group_limits()])
+        return min([int(psutil.virtual_memory().total), *host.control_group_limits()])
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -278,72 +272,6 @@ class _Copied:
     def __del__(self) -> None:
         # A reading dropped on its way frees its slot too: the next copy into it comes later on the same stream.
         self._done()
-
-
-class _MallInfo2(ctypes.Structure):
-    """`struct mallinfo2` of glibc 2.33 and later, mallinfo(3)."""
-
-    _fields_ = (
-        ("arena", ctypes.c_size_t),
-        ("ordblks", ctypes.c_size_t),
-        ("smblks", ctypes.c_size_t),
-        ("hblks", ctypes.c_size_t),
-        ("hblkhd", ctypes.c_size_t),
-        ("usmblks", ctypes.c_size_t),
-        ("fsmblks", ctypes.c_size_t),
-        ("uordblks", ctypes.c_size_t),
-        ("fordblks", ctypes.c_size_t),
-        ("keepcost", ctypes.c_size_t),
-    )
-
-
-@functools.cache
-def _mallinfo2() -> Callable[[], _MallInfo2] | None:
-    function = getattr(ctypes.CDLL(None), "mallinfo2", None)
-    if function is not None:
-        function.restype = _MallInfo2
-    return function
-
-
-def _allocated_by_malloc() -> int | None:
-    """Bytes that this process has from malloc, which is where torch's CPU tensors live; None without glibc."""
-    function = _mallinfo2()
-    if function is None:
-        return None
-    info = function()
-    return int(info.uordblks + info.hblkhd)
-
-
-def _peak_resident() -> int:
-    status = Path("/proc/self/status")
-    if status.exists():
-        for line in status.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
-def _control_group_limits() -> list[int]:
-    """Limits that the scheduler or container laid on this process's memory, control groups of both versions."""
-    own = Path("/proc/self/cgroup")
-    limits = []
-    for line in own.read_text().splitlines() if own.exists() else []:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            files = [folder / "memory.max" for folder in _upwards(Path("/sys/fs/cgroup"), path)]
-        elif "memory" in controllers.split(","):
-            files = [folder / "memory.limit_in_bytes" for folder in _upwards(Path("/sys/fs/cgroup/memory"), path)]
-        else:
-            continue
-        texts = [file.read_text().strip() for file in files if file.exists()]
-        limits += [int(text) for text in texts if text.isdigit()]
-    return limits
-
-
-def _upwards(root: Path, path: str) -> list[Path]:
-    folder = root / path.lstrip("/")
-    return [folder, *(parent for parent in folder.parents if parent.is_relative_to(root))]
 
 
 def _nvml_memory(handle: Any) -> tuple[int, int] | None:

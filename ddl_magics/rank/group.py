@@ -13,6 +13,7 @@ import logging
 import os
 import socket
 import sys
+import time
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
@@ -178,6 +179,30 @@ def reopen_group() -> None:
     open_group(opened.world, opened.store, timeout=opened.timeout, note=opened.note)
 
 
+def reopen_where_all_lost_it(occasion: str, patience: float = 10.0) -> None:
+    """Make the group again after a program destroyed it on every rank; each rank that lost it calls this.
+
+    Raises
+    ------
+    UsageOnRankError
+        Not all ranks came within `patience` seconds: some still have the group, and a new one cannot be made.
+    """
+    current = _opened
+    if current is None:
+        return
+    key = f"ddl/{current.generation}/lost/{occasion}"
+    lost = current.store.add(key, 1)
+    deadline = time.monotonic() + patience
+    while lost < current.world.world_size:
+        if time.monotonic() > deadline:
+            raise UsageOnRankError(
+                f"{lost} of {current.world.world_size} ranks destroyed the process group", "Restart them: %ddl restart."
+            )
+        time.sleep(0.01)
+        lost = current.store.add(key, 0)
+    reopen_group()
+
+
 def generation() -> int:
     """Count of groups made in this process; what a strategy keeps is of one generation."""
     return _generation
@@ -198,6 +223,12 @@ def shared_store() -> Store:
 def opened() -> Opened | None:
     """Return what is open now."""
     return _opened
+
+
+def notes_to(note: Callable[[str], None]) -> None:
+    """Send the sentences about programs' own calls there from now on."""
+    if _opened is not None:
+        _opened.note = note
 
 
 def put(state: Opened | None) -> None:

@@ -87,12 +87,14 @@ class Recorder:
         with self._lock:
             self._progress = progress
 
-    def note(self, text: str) -> None:
-        """Leave a sentence for the user; the same one is said once in a run."""
+    def note(self, text: str) -> bool:
+        """Leave a sentence for the user; the same one is said once in a run. Whether it was new."""
         with self._lock:
-            if text not in self._said and len(self._said) < NOTES:
+            new = text not in self._said and len(self._said) < NOTES
+            if new:
                 self._said.add(text)
                 self._notes.append(text)
+            return new
 
     def drain(self, *, final: bool = False) -> dict[str, Any]:
         """Take what is there: `points` whose values are there, in order, the latest `progress`, new `notes`.

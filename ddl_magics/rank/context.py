@@ -1,0 +1,289 @@
+"""What a cell talks to: `ddl`, the same object on every rank and for the life of the rank.
+
+It hands every call to the one place that does it: `scope` (the cell and its strategy), `training` (accumulation),
+`data` (loaders), `progress` (loops), `together` (other ranks). It also works
+in a plain program under torchrun, srun or mpiexec, see `init`. Limits: one thread, the main one, calls it; only
+`memory`, `peak_memory` and `recorder` are the sampler's too.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ddl_magics.errors import UsageOnRankError
+from ddl_magics.rank import data, group, parts, together
+from ddl_magics.rank.batches import Share, own_randomness, seed_all
+from ddl_magics.rank.model import training_of
+from ddl_magics.rank.progress import Tracker
+from ddl_magics.rank.scope import Scope
+from ddl_magics.rank.training import Training
+from ddl_magics.strategies import base
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from torch.utils.data import DataLoader
+
+    from ddl_magics.strategies.base import Strategy
+
+
+class Context(Scope):
+    """The context `ddl` of one rank; see `Scope` for its parameters."""
+
+    # Models
+
+    @contextlib.contextmanager
+    def model_init(self, seed: int | None = None) -> Iterator[None]:
+        """Within it, modules get the weights that one process would draw from `seed`, under every strategy.
+
+        `seed` None is the cell's, or 0. The rank's own random state is as before, afterwards.
+        """
+        strategy = self._strategy()
+        with own_randomness():
+            seed_all(self._seed if seed is None else seed)
+            with strategy.model_init():
+                yield
+
+    def prepare(self, *objects: Any, accumulate: int = 1, batch: str = "global", precision: str | None = None) -> Any:
+        """Put models, optimizers, loaders and schedules under this cell's strategy.
+
+        Parameters
+        ----------
+        objects
+            At most one model and one optimizer over its parameters, loaders, learning-rate schedulers.
+        accumulate
+            Batches for each optimizer step.
+        batch
+            What a loader's batch size counts: `global` the samples of all ranks together, `per-rank` those of one.
+        precision
+            `32`, `bf16-mixed` or `bf16-true`; None is the cell's.
+
+        Returns
+        -------
+        The same kinds in the same order; a single object alone. What was given must not be used any more.
+        """
+        if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
+            raise UsageOnRankError(f"accumulate={accumulate!r} cannot be", "Give a whole number of batches, 1 or more.")
+        precision = self._request.precision if precision is None else precision
+        self.hardware.require(precision)
+        given = parts.sort(objects)
+        strategy = self._strategy()
+        made: dict[int, Any] = {}
+        for loader in given.loaders:
+            made[id(loader)] = self._split(loader, strategy, batch)
+        if given.model is not None:
+            loaders = [made[id(loader)] for loader in given.loaders]
+            made |= self._prepare_model(given, strategy, loaders, base.Training(precision, accumulate))
+        result = tuple(made.get(id(thing), thing) for thing in objects)
+        return result if len(result) > 1 else result[0]
+
+    def _split(self, loader: DataLoader[Any], strategy: Strategy, batch: str) -> data.RankLoader:
+        rank, size = strategy.data_rank, strategy.data_size
+        return data.split(loader, rank=rank, size=size, seed=self._seed, batch=batch, note=self.note)
+
+    def _prepare_model(
+        self, given: parts.Parts, strategy: Strategy, loaders: list[data.RankLoader], wanted: base.Training
+    ) -> dict[int, Any]:
+        assert given.model is not None
+        prepared = strategy.prepare(given.model, given.optimizer, wanted)
+        for text in prepared.notes:
+            self.note(text)
+        for schedule in given.schedulers:
+            if not parts.steps_by_itself(schedule):
+                self.note(f"{type(schedule).__name__} wants a metric: call its step(metric) yourself.")
+        training = Training(
+            prepared,
+            schedulers=[schedule for schedule in given.schedulers if parts.steps_by_itself(schedule)],
+            loaders=loaders,
+            accumulate=wanted.accumulate,
+            cell=self._request.cell,
+            autocast=lambda: self.hardware.autocast(wanted.precision),
+        )
+        model = self._models.wrap(training)
+        self._memory.add(training)
+        return {id(given.model): model, id(given.optimizer): prepared.optimizer}
+
+    def unwrap(self, model: Any) -> torch.nn.Module:
+        """Return the plain module of a prepared model; under some strategies its parameters are sharded."""
+        training = training_of(model)
+        return model if training is None else training.prepared.module
+
+    def full_state_dict(self, model: Any) -> dict[str, torch.Tensor]:
+        """Whole weights on the CPU, unprefixed names, before or after `prepare`; a collective."""
+        training = training_of(model)
+        return self._strategy().full_state_dict(model) if training is None else training.prepared.full_state_dict()
+
+    def load_full_state_dict(self, model: Any, state: dict[str, torch.Tensor]) -> None:
+        """Whole weights in, before or after `prepare`; a collective, every rank gives the same."""
+        training = training_of(model)
+        if training is None:
+            self._strategy().load_full_state_dict(model, state)
+        else:
+            training.prepared.load_full_state_dict(state)
+
+    def forget_dropped_models(self) -> None:
+        """Free models whose last name is gone but which a cycle of references still holds."""
+        self._models.collect()
+
+    # Training
+
+    def track(self, loader: Iterable[Any], epochs: int = 1, total: int | None = None) -> Iterator[Any]:
+        """Yield the batches of a loader, or of any iterable, on the device, and show how far and how fast it is.
+
+        `total`: steps to show where the loader has no length; it ends nothing.
+        """
+        tracker = Tracker(loader, epochs, total, self.device)
+        self._tracker = tracker
+        yield from tracker.run(self.recorder)
+
+    def backward(self, loss: torch.Tensor, weight: float | torch.Tensor | None = None, model: Any = None) -> None:
+        """Backward of this rank's loss, so that gradients become those of the mean over the global batch.
+
+        Parameters
+        ----------
+        loss
+            0-dim: the mean over this rank's part of the batch.
+        weight
+            How much that mean counts, such as the tokens it is over; without it the samples do. Costs one all_reduce
+            of one number. It weighs the ranks of one batch; accumulated batches count alike.
+        model
+            Whose loss, where several models are trained.
+        """
+        training = self._training(model, "backward")
+        loss = _checked(loss)
+        share = self._share(training)
+        factor, counted = self._weights(share, weight)
+        name, step = self._next_loss(training)
+        self.recorder.record(name, step, loss, counted)
+        training.backward(loss, factor, share)
+
+    def step(self, max_norm: float | None = None, model: Any = None) -> float | torch.Tensor | None:
+        """Clip, optimizer step, schedule step, zero_grad, on every k-th call and on the last batch of an epoch.
+
+        Returns the norm of the gradient before clipping on calls that act, where it is known; None on the others.
+        """
+        training = self._training(model, "step")
+        if training.prepared.optimizer is None:
+            raise UsageOnRankError(f"{training.name} was prepared without an optimizer", "Give prepare both.")
+        if training.at_boundary():
+            self._memory.observe(seldom=True)  # gradients are all there now, and are gone after
+        return training.step(max_norm)
+
+    def log(self, **scalars: float | torch.Tensor) -> None:
+        """Put numbers of this rank on the panel beside the loss, at the present step."""
+        for name, value in scalars.items():
+            if isinstance(value, torch.Tensor) and value.numel() != 1:
+                raise UsageOnRankError(
+                    f"log({name}=...) takes one number, got {tuple(value.shape)}", "Reduce it first."
+                )
+            self.recorder.record(name, max(self._step, 1), value)
+
+    def _training(self, model: Any, call: str) -> Training:
+        return self._models.meant(model, call, self._request.cell)
+
+    def _share(self, training: Training) -> Share | None:
+        """Of the batch that this loss is of."""
+        share = training.share()
+        return share if share is not None or self._tracker is None else self._tracker.share
+
+    def _weights(
+        self, share: Share | None, weight: float | torch.Tensor | None
+    ) -> tuple[float | torch.Tensor, float | torch.Tensor]:
+        """What to multiply the loss by, and how much it counts in the mean that is shown."""
+        if weight is None:
+            if share is None or share.samples is None:
+                return 1.0, 1.0
+            return share.weight, float(share.samples)
+        if share is not None and share.samples == 0:
+            weight = weight * 0  # what it counts are tokens of a sample that another rank has
+        return together.weight_in_mean(weight, self.device), weight
+
+    def _next_loss(self, training: Training) -> tuple[str, int]:
+        known = len(self._losses)
+        name, step = self._losses.get(training, ("loss" if known == 0 else f"loss {known + 1}", 0))
+        self._losses[training] = (name, step + 1)
+        self._step = max(self._step, step + 1)
+        return name, step + 1
+
+    # Other ranks
+
+    def all_gather(self, value: Any) -> list[Any]:
+        """Values of all ranks in rank order: tensors of any shapes, or anything that pickles; a collective."""
+        return together.all_gather(value)
+
+    def all_reduce_mean(self, value: float | torch.Tensor) -> float | torch.Tensor:
+        """Mean over ranks of a number or tensor; a collective."""
+        return together.all_reduce_mean(value)
+
+    def gather_for_metrics(self, value: Any) -> Any:
+        """Results of a batch from all ranks, concatenated along dimension 0, no sample twice; a collective."""
+        running = [
+            loader for training in self._models.live() for loader in training.loaders if loader.share is not None
+        ]
+        tracked = self._tracker.items if self._tracker is not None else None
+        if isinstance(tracked, data.RankLoader) and tracked.share is not None:
+            running.append(tracked)
+        share = max(running, key=lambda loader: loader.turn).share if running else None
+        return together.gather_for_metrics(value, self._strategy().data_rank, share is not None and share.samples == 0)
+
+    def barrier(self) -> None:
+        """Wait for every rank."""
+        together.barrier()
+
+    def print(self, *values: Any, **options: Any) -> None:
+        """Print on rank 0 only."""
+        if self.rank == 0:
+            builtins.print(*values, **options)  # noqa: T201 - this is what it is for
+
+    @contextlib.contextmanager
+    def first(self, local: bool = False) -> Iterator[None]:
+        """Let rank 0 (`local`: the first rank of each node) through the block before the others, however long.
+
+        When the first one raises, the others raise too.
+        """
+        self._firsts += 1
+        key = f"first/{self._request.run}/{self._request.cell}/{self._firsts}"
+        others = self.world_size - 1
+        goes_first = self.rank == 0
+        if local:
+            key = f"{key}/{self.world.node_rank}"
+            others = self.world.local_world_size - 1
+            goes_first = self.world.local_rank == 0
+        if others == 0:
+            yield
+            return
+        with together.in_turn(group.shared_store(), key, goes_first=goes_first, others=others):
+            yield
+
+    # Memory
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of this rank now, by kind, with `total` and `capacity`; from any thread."""
+        return self._memory.now()
+
+    def peak_memory(self) -> dict[str, int]:
+        """Bytes of this rank at the peak of the present cell, by kind, with `total`; from any thread."""
+        return self._memory.peak()
+
+
+def init(strategy: str = "ddp", **options: Any) -> Context:
+    """Give the context in a plain program, see `rank.program.init`."""
+    from ddl_magics.rank import program
+
+    return program.init(strategy, **options)
+
+
+def _checked(loss: Any) -> torch.Tensor:
+    """Return the loss as a 0-dim tensor; UsageOnRankError with the remedy where it is none."""
+    if not isinstance(loss, torch.Tensor):
+        remedy = "Write ddl.backward(output.loss)." if hasattr(loss, "loss") else "Give the tensor of the loss."
+        raise UsageOnRankError(f"backward was given a {type(loss).__name__}", remedy)
+    if loss.numel() != 1:
+        raise UsageOnRankError(f"backward was given a loss of shape {tuple(loss.shape)}", "Take its mean first.")
+    if not loss.requires_grad:
+        raise UsageOnRankError("The loss has no graph to go backward through", "Compute it outside torch.no_grad().")
+    return loss.reshape(())

@@ -1,0 +1,88 @@
+"""How much memory a rank uses, by kind: now, and at the peak of a cell. Bytes.
+
+The kinds come from the prepared models that live, the totals from the device. The three kinds of a model are looked
+at when the sampler asks and just before an optimizer step, at most once a second, when gradients are all there; the
+total's peak is the device's own count and misses nothing. Called from the sampler's thread too: nothing here is a
+collective or touches a GPU.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddl_magics.rank.device import Device
+    from ddl_magics.rank.training import Training
+
+KINDS = ("parameters", "gradients", "optimizer")
+"""What a strategy tells of its models; the rest of `protocol.MEMORY_KINDS` is the device's."""
+SELDOM = 1.0
+"""Seconds between two looks in the training loop, after the first few."""
+EAGER = 3
+"""Looks that are taken at once: the optimizer's state comes with the first step, and short cells end soon."""
+
+
+class Memory:
+    """Memory of one rank."""
+
+    def __init__(self, hardware: Device) -> None:
+        self._hardware = hardware
+        self._lock = threading.Lock()
+        self._models: list[weakref.ref[Training]] = []
+        self._peak = dict.fromkeys(KINDS, 0)
+        self._looks = 0
+        self._looked = 0.0
+
+    def add(self, training: Training) -> None:
+        """Count a model in as long as it lives."""
+        with self._lock:
+            self._models = [known for known in self._models if known() is not None] + [weakref.ref(training)]
+
+    def begin(self) -> None:
+        """Let peaks begin anew, with a cell."""
+        self._hardware.reset_peak()
+        with self._lock:
+            self._peak = dict.fromkeys(KINDS, 0)
+            self._looks = 0
+
+    def now(self) -> dict[str, int]:
+        """Bytes by `protocol.MEMORY_KINDS`, with `total` and `capacity`."""
+        kinds = self._look()
+        device = self._hardware.memory()
+        return _with_rest(kinds, device, "") | {"capacity": device["capacity"]}
+
+    def observe(self, *, seldom: bool = False) -> None:
+        """Take a look for the sake of the peak; `seldom`: only if the last one is a while ago."""
+        if not seldom or self._looks < EAGER or time.monotonic() - self._looked > SELDOM:
+            self._look()
+
+    def peak(self) -> dict[str, int]:
+        """Bytes by kind: the highest that each of a model's kinds was seen at, and `total` as the device counted."""
+        with self._lock:
+            kinds = dict(self._peak)
+        return _with_rest(kinds, self._hardware.memory(), "peak_")
+
+    def _look(self) -> dict[str, int]:
+        with self._lock:
+            models = [known() for known in self._models]
+        kinds = dict.fromkeys(KINDS, 0)
+        for training in models:
+            if training is None or training.closed:
+                continue
+            for kind, size in training.prepared.memory().items():
+                kinds[kind] = kinds.get(kind, 0) + size
+        with self._lock:
+            self._looks += 1
+            self._looked = time.monotonic()
+            self._peak = {kind: max(size, self._peak.get(kind, 0)) for kind, size in kinds.items()}
+        return kinds
+
+
+def _with_rest(kinds: dict[str, int], device: dict[str, int], prefix: str) -> dict[str, int]:
+    """Add `other`, `reserved` and `total`: on a GPU torch tells allocated from reserved, on a CPU all is resident."""
+    total = device[f"{prefix}total"]
+    used = device.get(f"{prefix}allocated", total) if f"{prefix}reserved" in device else total
+    return kinds | {"other": max(used - sum(kinds.values()), 0), "reserved": total - used, "total": total}

@@ -1,0 +1,101 @@
+"""One prepared model in training: which calls of `backward` and `step` act, and how a loss is scaled.
+
+Accumulation counts calls of `step`: the k-th acts, and so does the last batch of an epoch. A loss is divided by the
+number of batches that its group will have, so that each optimizer step follows the mean gradient of its batches,
+also the short group at the end of an epoch whose length is known. Where no length is known (iterable datasets) a
+short last group is divided by k like the others, as if the missing batches had no gradient.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ddl_magics.errors import UsageOnRankError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from torch.optim.lr_scheduler import LRScheduler
+
+    from ddl_magics.rank.batches import Share
+    from ddl_magics.rank.data import RankLoader
+    from ddl_magics.strategies.base import Prepared
+
+
+class Training:
+    """A prepared model, with the schedulers and loaders of its `prepare`."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        *,
+        schedulers: list[LRScheduler],
+        loaders: list[RankLoader],
+        accumulate: int,
+        cell: int,
+        autocast: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        self.prepared = prepared
+        self.schedulers = schedulers
+        self.loaders = loaders
+        self.accumulate = accumulate
+        self.cell = cell
+        self.autocast = autocast
+        self.closed = False
+        self._calls = 0
+        """Calls of `step` in this group that did not act."""
+        self._group = accumulate
+        """Batches of this group."""
+        self._boundary = False
+        self._waiting = False
+        """A gradient waits for `step`."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return type(self.prepared.module).__name__
+
+    def share(self) -> Share | None:
+        """Of the batch that its loaders gave out last; None where it has none under way."""
+        running = [loader for loader in self.loaders if loader.share is not None]
+        return max(running, key=lambda loader: loader.turn).share if running else None
+
+    def backward(self, loss: torch.Tensor, factor: float | torch.Tensor, share: Share | None) -> None:
+        """Backward of a loss times `factor`, divided by the batches of its group."""
+        if self._calls == 0:
+            left = share.length - share.index if share is not None and share.length is not None else self.accumulate
+            self._group = min(self.accumulate, left)
+        self._boundary = self._calls + 1 >= self._group or (share is not None and share.last)
+        if isinstance(factor, torch.Tensor):
+            loss = loss * (factor / self._group).to(loss.dtype)
+        elif factor != self._group:
+            loss = loss * (factor / self._group)
+        self.prepared.backward(loss, self._boundary)
+        self._waiting = True
+
+    def at_boundary(self) -> bool:
+        """Whether the next `step` acts."""
+        return self._waiting and self._boundary
+
+    def step(self, max_norm: float | None) -> float | torch.Tensor | None:
+        """Optimizer and schedule, when it is their turn; returns the gradient's norm then."""
+        if not self._waiting:
+            raise UsageOnRankError("step was called and there is no gradient yet", "Call ddl.backward(loss) before.")
+        self._waiting = False
+        self._calls += 1
+        if not self._boundary:
+            return None
+        self._calls = 0
+        norm = self.prepared.step(max_norm)
+        for scheduler in self.schedulers:
+            scheduler.step()
+        return norm
+
+    def close(self) -> None:
+        """Let the strategy go of the model; safe to call twice."""
+        if not self.closed:
+            self.closed = True
+            self.prepared.close()
