@@ -185,7 +185,7 @@ def _states(ranks: tuple[RankView, ...]) -> tuple[Where, ...]:
         if state == "running" and len(members) == 1:
             doing = "runs"
         elif state == "waiting":
-            doing = f"{'waits' if len(members) == 1 else 'wait'} {fmt.duration(waited)}"
+            doing = f"{'waits' if len(members) == 1 else 'wait'} {fmt.waited(waited)}"
         at = _at(line, source) if line is not None else _lines(members)
         rows.append(Where(state, in_words(r.info.rank for r in members), doing, at))
     return _capped(rows)

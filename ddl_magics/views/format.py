@@ -58,6 +58,11 @@ def duration(s: float) -> str:
     return f"{s:.0f} s" if s < 120 else clock(s)
 
 
+def waited(s: float) -> str:
+    """How long something has been so: whole seconds, `11 s`, and from two minutes on as `clock`."""
+    return f"{round(s)} s" if s < 120 else clock(s)
+
+
 def clock(s: float) -> str:
     """`3:31`, `1:02:03`, `2 d 03:04`."""
     total = max(0, round(s))

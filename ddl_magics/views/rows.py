@@ -37,7 +37,7 @@ class RowReader:
 
     def feed(self, text: str) -> list[str]:
         """The lines that this text finishes, without their newlines. A `Redrawn` among them was redrawn."""
-        if "\r" in text or "\x1b" in text or self._redrawn or self._returned or self._style:
+        if self._redrawn or self._returned or self._style or "\r" in text or "\x1b" in text or "\x1b" in self._row:
             return self._feed_carefully(text)
         first, *rest = text.split("\n")
         if not rest:

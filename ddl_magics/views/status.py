@@ -35,7 +35,8 @@ vertical-align:middle!important;border:0;color:inherit;max-width:none}
 .ddl-table .code{font-family:var(--jp-code-font-family,monospace);font-size:12px;white-space:normal;
 overflow-wrap:anywhere}
 .ddl-table svg{display:block;margin:0;max-width:none}
-.ddl-table .dim{opacity:.72;font-size:12px}
+.ddl-table .key{font-size:12px}
+.ddl-table table.auto{width:auto}
 .ddl-table .key i,.ddl-table td i{display:inline-block;width:10px;height:10px;margin-right:5px}
 .ddl-table .key span{margin-right:12px}
 .ddl-table .warn{color:#D55E00;font-weight:600}
@@ -82,7 +83,7 @@ class StatusRow:
         memory = fmt.NOTHING
         if self.memory:
             memory = fmt.size(self.memory) + (f" of {fmt.size(self.capacity)}" if self.capacity else "")
-        seconds = f" {fmt.duration(self.seconds)}" if self.seconds is not None else ""
+        seconds = f" {fmt.waited(self.seconds)}" if self.seconds is not None and self.seconds >= 1 else ""
         line = ""
         if self.line is not None and self.state != "idle":
             line = f"{self.line}: {cut(self.source)}" if self.source.strip() else str(self.line)
@@ -94,7 +95,7 @@ def status_html(rows: Sequence[StatusRow]) -> str:
     head = "".join(f'<th scope="col" class="{_style(i)}">{text}</th>' for i, text in enumerate(HEAD))
     body = "".join(_row_html(row) for row in rows)
     return (
-        f'<style>{TABLE_STYLE}</style><div class="ddl-table"><table><thead><tr>{head}</tr></thead>'
+        f'<style>{TABLE_STYLE}</style><div class="ddl-table"><table class="auto"><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
 

@@ -74,7 +74,7 @@ def runs_html(rows: Sequence[RunRow]) -> str:
     return (
         f'<style>{TABLE_STYLE}</style><div class="ddl-table"><b>Runs</b>'
         f"<table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>"
-        f'<div class="key dim">{key}</div></div>'
+        f'<div class="key">{key}</div></div>'
     )
 
 

@@ -16,6 +16,7 @@ def history(
     steps=320,
     total=500,
     *,
+    run_id="r1",
     strategy="zero:3",
     name="fine-tune 2",
     host="n{node}",
@@ -39,7 +40,7 @@ def history(
         )
         for r in range(ranks)
     ]
-    run = History(RunInfo("r1", name, strategy, ranks, nodes, 3, started=1000.0, precision="bf16-mixed"), infos)
+    run = History(RunInfo(run_id, name, strategy, ranks, nodes, 3, started=1000.0, precision="bf16-mixed"), infos)
     kinds = ("parameters", "gradients", "optimizer", "other", "reserved")
     seq = [0] * ranks
     for start in range(0, steps, 20):
@@ -66,7 +67,7 @@ def history(
                 seq[r],
                 1000.0 + start * seconds,
                 3,
-                "r1",
+                run_id,
                 state,
                 line,
                 source,
