@@ -86,8 +86,7 @@ class RunningCell:
     def _notice_dead(self) -> None:
         """A rank's death resolves its reply with an error and sends no outcome."""
         for rank in self.waiting:
-            reply = self.stream.replies[rank]
-            if reply.done() and type(reply.exception() or reply.result()).__name__ == "EngineError":
+            if self.stream.engine_died(rank):
                 self._dead_since = self._dead_since or time.monotonic()
                 first = not any(outcome.status == "dead" for outcome in self.outcomes.values())
                 self.idle.add(rank)

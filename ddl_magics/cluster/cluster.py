@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import ipyparallel as ipp
@@ -229,9 +230,12 @@ class Cluster:
         return results
 
     def printed(self) -> str:
-        """What launcher and ranks printed by themselves; ipyparallel removes the file when they end, but remembers."""
+        """What launcher and ranks printed by themselves; ipyparallel removes the file at their end, but remembers."""
         engine_set = self.ipp.engine_set
-        return engine_set.get_output() if engine_set else ""
+        if engine_set is None:
+            return ""
+        file = Path(engine_set.output_file)
+        return file.read_text(errors="replace") if file.is_file() else engine_set.get_output()
 
     def stop(self) -> list[int]:
         """End every process of the cluster; return the numbers of those that had to be killed. Never by name."""

@@ -49,6 +49,14 @@ class CellStream:
         self.idle: set[int] = set()
         self.ranks = ranks
 
+    def engine_died(self, rank: int) -> bool:
+        """Whether ipyparallel answered in place of a rank, because its engine is gone."""
+        reply = self.replies[rank]
+        if not reply.done():
+            return False
+        answer = reply.exception() or reply.result()
+        return "EngineError" in {type(answer).__name__, getattr(answer, "ename", "")}
+
     def drain(self, timeout: float) -> list[Message]:
         """Return what has arrived; wait for the first at most `timeout` seconds."""
         messages = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -33,7 +34,7 @@ class Runner:
     async def run(self, request: CellRequest, execute: Execute) -> dict[str, Any]:
         """Run a cell under its strategy; the outcome is published before the reply that is returned."""
         started = time.monotonic()
-        drop_last_error()
+        drop_last_error(self.kernel.shell)
         self._set_variables(request)
         self.kernel.shell.execution_count = request.cell
         self.sampler.begin(request)
@@ -96,11 +97,15 @@ class Runner:
         )
 
 
-def drop_last_error() -> None:
+def drop_last_error(shell: Any) -> None:
     """Forget the last exception: its traceback holds the frames of a failed cell, and they hold its tensors."""
+    if getattr(sys, "last_value", None) is None:
+        return
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         if hasattr(sys, name):
             delattr(sys, name)
+    shell.InteractiveTB.tb = shell.last_execution_result = None
+    gc.collect()  # an exception and its frames refer to one another
 
 
 def line_of(error: BaseException | None) -> int | None:

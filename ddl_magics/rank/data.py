@@ -36,7 +36,7 @@ def split(
     size: int,
     seed: int,
     batch: str,
-    note: Callable[[str], None],
+    note: Callable[[str], object],
 ) -> RankLoader:
     """Give this rank's part of a loader, the same kind of object: `rank` of `size` slices.
 
@@ -85,7 +85,7 @@ class RankLoader(DataLoader[Any]):
         batches: RankBatches | None,
         size: int,
         worker_seed: int,
-        note: Callable[[str], None],
+        note: Callable[[str], object],
     ) -> None:
         self.source = loader
         self.batches = batches

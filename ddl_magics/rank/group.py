@@ -53,7 +53,7 @@ class Opened:
     """How often a program made the group again within this generation."""
     adopted: bool = False
     """A program had made the group before us: it is not ours to close."""
-    note: Callable[[str], None] = field(default=log.info)
+    note: Callable[[str], object] = field(default=log.info)
 
 
 _served: list[TCPStore] = []
@@ -95,7 +95,7 @@ def join_store(host: str, port: int, timeout: timedelta = TIMEOUT) -> TCPStore:
     return dist.TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
 
 
-def join(world: World, host: str, port: int, note: Callable[[str], None] = log.info) -> None:
+def join(world: World, host: str, port: int, note: Callable[[str], object] = log.info) -> None:
     """Make the default group over the store that rank 0 opened at host and port; a collective of all ranks."""
     open_group(world, join_store(host, port), note=note)
 
@@ -110,7 +110,7 @@ def open_group(
     store: Store | None = None,
     *,
     timeout: timedelta = TIMEOUT,
-    note: Callable[[str], None] = log.info,
+    note: Callable[[str], object] = log.info,
 ) -> None:
     """Make the default group of this world and set torchrun's variables; a collective of all ranks.
 
@@ -225,7 +225,7 @@ def opened() -> Opened | None:
     return _opened
 
 
-def notes_to(note: Callable[[str], None]) -> None:
+def notes_to(note: Callable[[str], object]) -> None:
     """Send the sentences about programs' own calls there from now on."""
     if _opened is not None:
         _opened.note = note

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import atexit
 import sys
+import time
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
@@ -17,6 +19,9 @@ from ddl_magics.rank import world as place_among
 from ddl_magics.rank.context import Context
 from ddl_magics.rank.group import TIMEOUT
 from ddl_magics.strategies import spec
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
 
 def init(
@@ -64,8 +69,24 @@ def init(
     )
     context.recorder.start_run(request.run)
     context.begin_cell(request)
-    atexit.register(context.close)
+    atexit.register(_leave, context, store)
     return context
+
+
+FAREWELL = 30.0
+"""Seconds that rank 0 stays at the end for ranks that still need its store."""
+
+
+def _leave(context: Context, store: Store | None) -> None:
+    """Close the context; rank 0, whose process serves the store, goes last."""
+    context.close()  # first of all: it frees ranks that wait for this one in a collective
+    if store is None:
+        return
+    gone = store.add("ddl/gone", 1)
+    deadline = time.monotonic() + FAREWELL
+    while context.world.rank == 0 and gone < context.world.world_size and time.monotonic() < deadline:
+        time.sleep(0.01)
+        gone = store.add("ddl/gone", 0)
 
 
 def _say(text: str) -> None:

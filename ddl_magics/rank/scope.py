@@ -40,7 +40,7 @@ class Scope:
         Gets each new sentence for the user at once; those of a cell travel with the recorder.
     """
 
-    def __init__(self, world: World, say: Callable[[str], None] | None = None) -> None:
+    def __init__(self, world: World, say: Callable[[str], object] | None = None) -> None:
         self.world = world
         self.hardware = Device.of(world.device)
         self.recorder = Recorder(self.hardware)

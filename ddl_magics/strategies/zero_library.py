@@ -167,5 +167,14 @@ def destroy(engine: Any) -> None:
         for name in ("_hp_mapping", "_zero_optimizer", "_z3_optimizer", "grad_accum", "comm_dtype"):
             if hasattr(parameter, name):
                 delattr(parameter, name)
+    _clear_caches(parameter_offload.PartitionedParameterCoordinator)
     engine.optimizer = None
     gc.collect()  # engine, optimizer and hooks refer to one another
+
+
+def _clear_caches(kind: type) -> None:
+    """Clear the caches of a class's methods, which hold their arguments, modules among them, for good."""
+    for method in vars(kind).values():
+        for cell in getattr(method, "__closure__", None) or ():
+            if hasattr(cell.cell_contents, "cache_clear"):
+                cell.cell_contents.cache_clear()

@@ -46,8 +46,9 @@ class _BlockBias(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         total = grad.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=ctx.groups["block"])
-        outer = ctx.groups["outer"]
+        block, outer = ctx.groups["block"], ctx.groups["outer"]
+        if dist.get_world_size(block) > 1:
+            dist.all_reduce(total, group=block)
         return total.chunk(dist.get_world_size(outer))[dist.get_rank(outer)].clone(), None, None
 
 

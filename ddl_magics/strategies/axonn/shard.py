@@ -43,6 +43,11 @@ class Split:
     def note(self, grid: str) -> str:
         share = self.split / max(1, self.split + self.whole)
         said = f"axonn:{grid} splits {share:.0%} of the parameters ({self.layers} of {self.all_layers} Linear layers)"
+        if not self.split:
+            return (
+                f"axonn:{grid} splits nothing of this model, which has no torch.nn.Linear that the grid divides: "
+                "every rank holds it whole."
+            )
         if not self.whole:
             return f"{said}."
         return f"{said}; the rest (embeddings, norms, layers tied or not divisible by the grid) is whole on every rank."

@@ -9,7 +9,7 @@ one parameter at a time; here they travel in buckets.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -45,13 +45,17 @@ def kinds_of(module: nn.Module) -> Kinds:
 def average_gradients(kinds: Kinds, groups: Groups) -> None:
     """Make each gradient the mean over all ranks of the world, on every rank. A collective of the world."""
     _fill_gaps([parameter for parameters in kinds.values() for parameter in parameters])
-    world = dist.group.WORLD
-    for kind, over in (("weights", ["data"]), ("biases", ["depth", "data"]), ("whole", [None])):
-        gradients = [parameter.grad for parameter in kinds[kind] if parameter.grad is not None]
-        for bucket in _buckets(gradients):
+    over: dict[str, list[Any]] = {
+        "weights": [groups["data"]],
+        "biases": [groups["depth"], groups["data"]],
+        "whole": [dist.group.WORLD],
+    }
+    for kind, parameters in kinds.items():
+        for bucket in _buckets([parameter.grad for parameter in parameters if parameter.grad is not None]):
             flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
-            for name in over:
-                dist.all_reduce(flat, group=world if name is None else groups[name])
+            for group in over[kind]:
+                if dist.get_world_size(group) > 1:
+                    dist.all_reduce(flat, group=group)
             flat.div_(dist.get_world_size())
             for gradient, mean in zip(bucket, torch.split(flat, [g.numel() for g in bucket]), strict=True):
                 gradient.copy_(mean.view_as(gradient))
