@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -153,8 +152,8 @@ def _warnings(view: RunView) -> list[str]:
     out = []
     for curve in view.curves:
         if curve.wild:
-            what = "NaN or infinite" if not math.isnan(curve.last) else "NaN"
-            out.append(f"{curve.name} was {what} {fmt.plural(curve.wild, 'time')}, first at step {curve.first_wild}")
+            times = fmt.plural(curve.wild, "time")
+            out.append(f"{curve.name} was NaN or infinite {times}, first at step {curve.first_wild:,}")
     if view.lost:
         who = in_words(r.info.rank for r in view.ranks if r.lost)
         out.append(f"{fmt.plural(view.lost, 'record')} of {who} never came: the picture has gaps")

@@ -82,7 +82,7 @@ def rate(x: float) -> str:
 
 
 def number(x: float) -> str:
-    """A metric's value in four digits: `1.842`, `0.8412`, `2.8e-05`, `NaN`, `−inf`."""
+    """A metric's value in three or four digits: `1.842`, `0.841`, `0.0123`, `2.8e−5`, `NaN`, `−inf`."""
     if math.isnan(x):
         return "NaN"
     if math.isinf(x):
@@ -90,8 +90,8 @@ def number(x: float) -> str:
     if x == 0:
         return "0"
     if 1e-3 <= abs(x) < 1e5:
-        whole = len(str(int(abs(x))))
-        return f"{x:.{max(0, 4 - whole)}f}".replace("-", "−")
+        decimals = 3 - math.floor(math.log10(abs(x))) - (abs(x) < 1)
+        return f"{x:.{max(0, decimals)}f}".replace("-", "−")
     mantissa, exponent = f"{x:.3g}".split("e") if "e" in f"{x:.3g}" else f"{x:.2e}".split("e")
     mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
     return f"{mantissa}e{int(exponent)}".replace("-", "−")
