@@ -17,7 +17,7 @@ from nbconvert import HTMLExporter
 
 HERE = Path(__file__).parent
 NOTEBOOK = HERE / "00_quickstart.ipynb"
-RENDERED = HERE.parent / "build" / "00_quickstart.html"
+BUILD = HERE.parent / "build"
 CELL_S = 600
 """Seconds that one cell may take."""
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -65,11 +65,13 @@ def main() -> int:
     except CellExecutionError as error:
         print(ANSI.sub("", str(error)), file=sys.stderr)
         status = 1
+    BUILD.mkdir(exist_ok=True)
+    nbformat.write(notebook, BUILD / NOTEBOOK.name)
     html, _ = HTMLExporter().from_notebook_node(notebook)
-    RENDERED.parent.mkdir(exist_ok=True)
-    RENDERED.write_text(html, encoding="utf-8")
+    rendered = (BUILD / NOTEBOOK.name).with_suffix(".html")
+    rendered.write_text(html, encoding="utf-8")
     print(f"\ndemo: {'done' if status == 0 else 'failed'} in {time.monotonic() - began:.0f} s")
-    print(f"demo: the notebook as it ran: {RENDERED}")
+    print(f"demo: the notebook as it ran: {rendered}")
     return status
 
 
