@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+import zmq
 from jupyter_client.manager import KernelManager
 
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -43,7 +44,7 @@ class Notebook:
     """One kernel with ddl_magics loaded."""
 
     def __init__(self, cwd: Path | None = None, env: dict[str, str] | None = None, *, load: bool = True) -> None:
-        self.manager = KernelManager(kernel_name="python3")
+        self.manager = KernelManager(kernel_name="python3", context=zmq.Context())
         # The kernel of this very environment, whatever kernelspecs the machine has.
         self.manager.start_kernel(cwd=str(cwd) if cwd else None, env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})})
         self.client = self.manager.blocking_client()
@@ -123,11 +124,15 @@ class Notebook:
     def kill(self) -> None:
         """End the kernel without a word."""
         os.kill(self.pid, signal.SIGKILL)
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+        self.manager.context.destroy(linger=0)
 
     def close(self) -> None:
         """Shut down as Jupyter does."""
         self.client.stop_channels()
         self.manager.shutdown_kernel()
+        self.manager.context.destroy(linger=0)
 
 
 def wait_for(condition, timeout: float = 10, what: str = "") -> None:

@@ -62,6 +62,9 @@ class Cluster:
         self.mpi = mpi.find() if options.uses_mpi() else None
         self.owner = Process.of(os.getpid())
         self.processes: set[Process] = set()
+        """The launcher, the ranks and what they started."""
+        self.controller: set[Process] = set()
+        """The controller and what it started."""
         self.facts: list[dict[str, Any]] = []
         """By rank: host, pid, engine, Python and torch version, local rank, and what else `rank.bootstrap.facts` tells."""
 
@@ -190,16 +193,18 @@ class Cluster:
 
     def _note_processes(self) -> None:
         """Remember every process of ours, by number and start time: what `stop` must see gone."""
-        roots = [launcher.process.pid for launcher in self._launchers() if getattr(launcher, "process", None)]
-        for pid in [*roots, *(fact["pid"] for fact in self.facts)]:
-            with suppress(psutil.NoSuchProcess):
-                family = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
-                self.processes |= {Process.of(member) for member in family if psutil.pid_exists(member)}
+        for launcher in self._rank_launchers():
+            self.processes |= family(launcher.process.pid)
+        for fact in self.facts:
+            self.processes |= family(fact["pid"])
+        if self.ipp.controller:
+            self.controller |= family(self.ipp.controller.process.pid)
 
-    def _launchers(self) -> list[Any]:
+    def _rank_launchers(self) -> list[Any]:
+        """Of one MPI job, or of each rank by itself."""
         engine_set = self.ipp.engine_set
-        parts = list(getattr(engine_set, "launchers", {}).values())
-        return [launcher for launcher in (self.ipp.controller, engine_set, *parts) if launcher]
+        parts = [engine_set, *getattr(engine_set, "launchers", {}).values()]
+        return [launcher for launcher in parts if getattr(launcher, "process", None)]
 
     def write_card(self) -> None:
         """Let terminals find this cluster."""
@@ -210,7 +215,7 @@ class Cluster:
                 owner=self.owner,
                 started=self.started,
                 options=self.options.to_dict(),
-                processes=sorted(self.processes, key=lambda process: process.pid),
+                processes=sorted(self.processes | self.controller, key=lambda process: process.pid),
                 ranks=[{key: fact.get(key) for key in keys} for fact in self.facts],
             )
         )
@@ -238,23 +243,42 @@ class Cluster:
         return file.read_text(errors="replace") if file.is_file() else engine_set.get_output()
 
     def stop(self) -> list[int]:
-        """End every process of the cluster; return the numbers of those that had to be killed. Never by name."""
+        """End every process of the cluster; return the numbers of those that had to be killed. Never by name.
+
+        The controller goes last: each rank's nanny tells it that the rank has ended, and would wait for it in vain.
+        """
         self._note_processes()
         if hasattr(self, "client"):
             self.client.on_leave = None
             self.client.close(linger=0)
-        for launcher in self._launchers():
-            with suppress(Exception):  # gone already: what counts is seen below
+        for launcher in self._rank_launchers():
+            with suppress(psutil.NoSuchProcess):
                 launcher.signal(signal.SIGTERM)
         killed = end(self.processes, STOP_S)
+        if self.ipp.controller:
+            with suppress(psutil.NoSuchProcess):
+                self.ipp.controller.signal(signal.SIGTERM)
+        killed += end(self.controller, STOP_S)
         self.loop.close()
         self.folder.remove()
         return killed
 
 
+def family(pid: int) -> set[Process]:
+    """A process with its children and theirs; empty when it is gone."""
+    try:
+        members = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return set()
+    found = set()
+    for member in members:
+        with suppress(psutil.NoSuchProcess):
+            found.add(Process(member.pid, member.create_time()))
+    return found
+
+
 def end(processes: set[Process], patience: float) -> list[int]:
     """See processes gone: wait `patience` seconds, then terminate, then kill those that stay. Returns whom it killed."""
-    deadline = time.monotonic() + patience
     killed = []
     for number, seconds in ((None, patience), (signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)):
         for process in processes:
@@ -264,8 +288,8 @@ def end(processes: set[Process], patience: float) -> list[int]:
                 if number == signal.SIGKILL:
                     killed.append(process.pid)
         deadline = time.monotonic() + seconds
-        while any(process.alive() for process in processes) and time.monotonic() < deadline:
+        while (some := any(process.alive() for process in processes)) and time.monotonic() < deadline:
             time.sleep(0.02)
-        if not any(process.alive() for process in processes):
+        if not some:
             break
     return killed
