@@ -102,7 +102,8 @@ def _about(view: RunView, batch: str) -> str:
     place = f"{fmt.plural(len(view.ranks), 'rank')} on {fmt.plural(nodes, 'node')}"
     if 0 < len(hosts) <= 4:
         place += f" ({', '.join(hosts)})"
-    parts = [f"run “{info.name}”" if info.name and info.name != info.strategy else "", place, info.precision, batch]
+    precision = "fp32" if info.precision == "32" else info.precision
+    parts = [f"run “{info.name}”" if info.name and info.name != info.strategy else "", place, precision, batch]
     return " · ".join(part for part in parts if part)
 
 
@@ -139,7 +140,8 @@ def _speed(view: RunView) -> str:
     if p.seconds_per_step is not None:
         slowest = f" (rank {p.slowest[0]} slowest, {fmt.duration(p.slowest[1])})" if p.slowest else ""
         parts.append(f"{fmt.duration(p.seconds_per_step)} a step{slowest}")
-    parts.append(f"{fmt.clock(p.elapsed)} elapsed")
+    if not view.finished:
+        parts.append(f"{fmt.clock(p.elapsed)} elapsed")
     return " · ".join(parts)
 
 

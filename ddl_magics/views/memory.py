@@ -65,7 +65,7 @@ def memory_picture(ranks: Sequence[RankView]) -> MemoryPicture:
     if several:
         top = max(known, key=lambda r: r.peak_total)
         notes.append(f"highest peak: rank {top.info.rank}, {fmt.size(top.peak_total)}")
-    used = [k for k in MEMORY_KINDS if k != "reserved" or any(r.memory[k] or r.peak[k] for r in known)]
+    used = [k for k in MEMORY_KINDS if any(r.memory[k] or r.peak[k] for r in known)]
     return MemoryPicture(heading, tuple(rows), scale, unit, tuple(used), "; ".join(notes))
 
 

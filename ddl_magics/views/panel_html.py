@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from ddl_magics.views.content import Panel, Where
     from ddl_magics.views.memory import MemoryPicture, MemoryRow
 
-# Notebooks give every svg, p and div of an output styles of their own: what matters is said again here.
+# Notebooks give every svg, table and code of an output styles of their own (an svg loses its height): what matters is
+# said again here, and sizes in the svg's own style.
 STYLE = """
 .ddl{font:13px/1.45 var(--jp-ui-font-family,system-ui,sans-serif);color:var(--jp-ui-font-color1,inherit);
 max-width:960px;padding:4px 2px 8px;font-variant-numeric:tabular-nums}
@@ -50,7 +51,7 @@ align-items:center;margin:6px 0}
 border-top:1px solid rgba(128,128,128,.3)}
 .ddl .where i{display:inline-block;width:9px;height:9px;border-radius:5px;margin-right:8px}
 .ddl .where span{overflow-wrap:anywhere}
-.ddl code{font-family:var(--jp-code-font-family,monospace);font-size:12px;background:none;padding:0;color:inherit}
+.ddl .code{font-family:var(--jp-code-font-family,monospace);font-size:12px}
 .ddl .warn{color:#D55E00;font-weight:600}
 """
 
@@ -74,13 +75,14 @@ def panel_html(view: RunView) -> str:
 def _header(panel: Panel) -> str:
     status = f'<span class="end {"warn" if panel.failed else "dim"}">{escape(panel.status)}</span>'
     done = 0.0 if panel.done is None else panel.done
-    position = f"<b>{escape(panel.position)}</b> · " if panel.position else ""
+    position = f"<b>{escape(panel.position)}</b>" if panel.position else ""
+    progress = " · ".join(part for part in (position, escape(panel.speed)) if part)
     return (
         f'<div class="row"><span class="big">{escape(panel.strategy)}</span>'
         f'<span class="dim">{escape(panel.about)}</span>{status}</div>'
         f'<div class="track" role="progressbar" aria-valuemin="0" aria-valuemax="100" aria-valuenow="{100 * done:.0f}" '
         f'aria-label="steps done"><i></i><i style="width:{100 * done:.2f}%;background:{BLUE}"></i></div>'
-        f"<div>{position}{escape(panel.speed)}</div>"
+        f"<div>{progress}</div>"
     )
 
 
@@ -136,7 +138,7 @@ def _where(panel: Panel) -> str:
 
 def _where_row(row: Where) -> str:
     place, _, source = row.at.partition(": ")
-    at = escape(place) + (f": <code>{escape(source)}</code>" if source else "")
+    at = escape(place) + (f': <span class="code">{escape(source)}</span>' if source else "")
     colour = STATES.get(row.state, STATES["idle"])[0]
     return (
         f'<span><i style="background:{colour}"></i><b>{escape(row.who)}</b></span>'

@@ -32,7 +32,7 @@ vertical-align:middle!important;border:0;color:inherit;max-width:none}
 .ddl-table thead th{font-weight:400;opacity:.72;font-size:12px;border-bottom:1px solid rgba(128,128,128,.4)!important}
 .ddl-table .num{text-align:right!important}
 .ddl-table .wide{width:45%}
-.ddl-table .code{font-family:var(--jp-code-font-family,monospace);font-size:12px;white-space:normal;
+.ddl-table td.code{font-family:var(--jp-code-font-family,monospace);font-size:12px;white-space:normal;
 overflow-wrap:anywhere}
 .ddl-table svg{display:block;margin:0;max-width:none}
 .ddl-table .key{font-size:12px}

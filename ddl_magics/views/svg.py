@@ -46,7 +46,8 @@ def memory_bar(kinds: Mapping[str, float], scale: float, label: str, peak: float
     text = escape(label)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {BAR_WIDTH} {height + 6}" width="100%" '
-        f'height="{height + 6}" preserveAspectRatio="none" overflow="visible" role="img" aria-label="{text}">'
+        f'height="{height + 6}" style="height:{height + 6}px;max-width:none" preserveAspectRatio="none" '
+        f'overflow="visible" role="img" aria-label="{text}">'
         f"<title>{text}</title>{''.join(parts)}</svg>"
     )
 
@@ -74,9 +75,7 @@ def curve(
     for at in step_ticks:
         x = to_x(at)
         anchor = "end" if x > width - right - 12 else "middle"
-        parts.append(
-            f'<text x="{x:.1f}" y="{height - 6}" text-anchor="{anchor}">{fmt.rate(at).replace(" ", "")}</text>'
-        )
+        parts.append(f'<text x="{x:.1f}" y="{height - 6}" text-anchor="{anchor}">{_step_text(at)}</text>')
     parts.append(f'<text x="{left - 6}" y="{height - 6}" text-anchor="end">step</text>')
 
     def clip(value: float) -> float:
@@ -113,7 +112,7 @@ def spark(points: Sequence[CurvePoint], label: str, size: tuple[int, int] = (90,
     text = escape(label)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'role="img" aria-label="{text}"><title>{text}</title>'
+        f'style="width:{width}px;height:{height}px" role="img" aria-label="{text}"><title>{text}</title>'
         f"{_mean_line([(to_x(p.step), to_y(p.mean)) for p in finite], 1.2)}</svg>"
     )
 

@@ -145,8 +145,9 @@ def _header(panel: Panel, width: int) -> list[Line]:
         room = min(width, WIDTH)
         full = round(panel.done * room)
         lines.append([("━" * full, "running"), ("╌" * (room - full), "dim")])
-    position: Line = [(panel.position, "bold"), (" · ", "")] if panel.position else []
-    return [*lines, [*position, (panel.speed, "")]]
+    between = " · " if panel.position and panel.speed else ""
+    progress: Line = [(panel.position, "bold"), (between + panel.speed, "")]
+    return [*lines, progress] if panel.position or panel.speed else lines
 
 
 def _memory(memory: MemoryPicture) -> list[Line]:
