@@ -180,9 +180,20 @@ def _total(memory: dict[str, int]) -> int:
 
 
 def by_kind(memory: dict[str, int]) -> dict[str, int]:
-    """Bytes of every kind, in stacking order; what the kinds leave unexplained of `total` counts as `other`."""
+    """Bytes of every kind, in stacking order, that add up to `total`.
+
+    What the kinds leave unexplained counts as `other`. Where they say more than `total` (each was read at a slightly
+    different moment), `other` and then `reserved` give way.
+    """
     kinds = {kind: max(0, memory.get(kind, 0)) for kind in MEMORY_KINDS}
-    kinds["other"] += max(0, _total(memory) - sum(kinds.values()))
+    missing = _total(memory) - sum(kinds.values())
+    if missing >= 0:
+        kinds["other"] += missing
+        return kinds
+    for kind in ("other", "reserved"):
+        less = min(kinds[kind], -missing)
+        kinds[kind] -= less
+        missing += less
     return kinds
 
 

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from ddl_magics.protocol import Outcome, Point, Progress, Sample
-from ddl_magics.telemetry.history import MAX_METRICS, History, RankInfo, RunInfo
+from ddl_magics.telemetry.history import MAX_METRICS, History, RankInfo, RunInfo, by_kind
 from ddl_magics.telemetry.series import MAX_BUCKETS
 
 pytestmark = pytest.mark.timeout(60)
@@ -164,6 +164,15 @@ def test_peak_is_the_highest_total_with_its_kinds():
     assert (rank.total, rank.peak_total, rank.capacity) == (9, 30, 100)
     assert rank.peak == {"parameters": 4, "gradients": 0, "optimizer": 0, "other": 26, "reserved": 0}
     assert sum(rank.memory.values()) == rank.total
+
+
+def test_kinds_add_up_to_the_total_whatever_is_reported():
+    assert sum(by_kind({"parameters": 4, "total": 10}).values()) == 10
+    assert by_kind({"parameters": 4, "other": 8, "reserved": 3, "total": 10})["other"] == 3
+    assert by_kind({"parameters": 4, "other": 1, "reserved": 9, "total": 5}) == {
+        "parameters": 4, "gradients": 0, "optimizer": 0, "other": 0, "reserved": 1
+    }  # fmt: skip
+    assert sum(by_kind({"parameters": 4, "gradients": 4}).values()) == 8
 
 
 def test_progress_adds_rates_and_takes_the_median_step_and_the_slowest_rank():
