@@ -274,7 +274,7 @@ def _init_process_group(backend: str | None = None, init_method: str | None = No
             "Leave world_size out, or start as many ranks with %ddl start -n.",
         )
     if dist.is_initialized():
-        opened.note(f"init_process_group: the process group of {size} ranks is open already and is used.")
+        opened.note(f"init_process_group: the process group is open already, world size {size}, and is used.")
         wanted = str(backend).lower()
         if backend is not None and wanted not in opened.backend:
             opened.note(f"init_process_group asks for {wanted}; the open group uses {opened.backend}.")
