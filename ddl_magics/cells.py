@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 import queue
+import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ddl_magics import verdict
-from ddl_magics.cluster.cluster import Cluster
-from ddl_magics.cluster.ipp import CellStream, Message
-from ddl_magics.errors import BusyError, CellError, CellInterrupted, UsageError
-from ddl_magics.parsing import CellOptions
+from ddl_magics import ladder, verdict
+from ddl_magics.errors import BusyError, UsageError
 from ddl_magics.protocol import CellRequest, Sample
 from ddl_magics.running import RunningCell
 from ddl_magics.strategies import spec as specs
 from ddl_magics.telemetry.history import History, RankInfo, RunInfo
-from ddl_magics.telemetry.runs import Runs
 from ddl_magics.telemetry.spool import Spool
 from ddl_magics.views import table
-from ddl_magics.views.fold import Folder
+from ddl_magics.views.fold import Folder, Mode
 from ddl_magics.views.panel import Panel
 from ddl_magics.views.ranges import in_words
-from ddl_magics.views.screen import Screen
 
-ANSWER_S = 2.0
-"""Seconds that ranks have to answer an interrupt before they are named."""
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-GIVE_UP_S = 5.0
-"""Seconds after that until the notebook stops waiting for them."""
+    from ddl_magics.cluster.cluster import Cluster
+    from ddl_magics.cluster.ipp import CellStream, Message
+    from ddl_magics.parsing import CellOptions
+    from ddl_magics.telemetry.runs import Runs
+    from ddl_magics.views.screen import Screen
+
+LAST_WORDS_S = 3.0
+"""Seconds that the launcher has, after a rank's death, to end the others and say what it saw."""
 
 
 class Cells:
@@ -76,21 +77,18 @@ class Cells:
 
     def check_ready(self) -> None:
         """Raise what stands in the way of a cell: dead ranks, or another cell."""
-        if self.dead():
-            raise verdict.death(self._dead[0], self.cluster.printed())
+        if self.dead() or self.cluster.ended():
+            raise verdict.death(self._dead, self.cluster.printed())
+        if self.background:
+            raise BusyError("A cell runs in the background", "%ddl wait waits for it, Stop ends it then")
         running = self.running
-        if running is None:
-            return
-        if self.background is None:
+        if running and not running.done:
             running.pump()  # a cell that was given up may have ended meanwhile
-        if running.done and self.background is None:
-            self.running = None
-            return
-        msg = f"{in_words(running.waiting)} still in the cell In[{running.request.cell}]"
-        raise BusyError(
-            msg.replace(" still", f" {'is' if len(running.waiting) == 1 else 'are'} still"),
-            "%ddl wait waits for it" if self.background else "%ddl restart ends it",
-        )
+        if running and not running.done:
+            raise BusyError(
+                f"{in_words(running.waiting)} did not end the cell In[{running.request.cell}]", "%ddl restart ends it"
+            )
+        self.running = None
 
     def requests(self, code: str, options: CellOptions, default: specs.StrategySpec, cell: int) -> list[CellRequest]:
         """One request for each strategy, checked against the world."""
@@ -124,28 +122,22 @@ class Cells:
     def run(self, requests: Sequence[CellRequest], options: CellOptions, line: str, screen: Screen) -> None:
         """Run the requests one after the other; raises what the first that fails ends with."""
         for request in requests:
-            self.check_ready()
-            self._start(request, options, line, screen)
-            self._follow()
+            self._end(self._start(request, options, line, screen))
         if len(requests) > 1:
             table.show_runs(self.runs.rows([request.run for request in requests]), screen)
 
-    def run_in_background(self, requests: Sequence[CellRequest], options: CellOptions, line: str, screen: Screen) -> None:
+    def run_in_background(
+        self, requests: Sequence[CellRequest], options: CellOptions, line: str, screen: Screen
+    ) -> None:
         """As `run`, in a thread; `wait` raises what it ends with."""
-        self.check_ready()
         self.background_error = None
 
         def work() -> None:
             try:
-                for request in requests:
-                    self._start(request, options, line, screen)
-                    self._follow()
-                if len(requests) > 1:
-                    table.show_runs(self.runs.rows([request.run for request in requests]), screen)
+                self.run(requests, options, line, screen)
             except BaseException as error:  # noqa: BLE001 - kept for `wait`, and shown now
                 self.background_error = error
-                show = getattr(error, "_render_traceback_", lambda: [f"{type(error).__name__}: {error}"])
-                screen.write("stderr", "\n".join(show()) + "\n")
+                screen.write("stderr", in_text(error) + "\n")
             finally:
                 self.background = None
 
@@ -154,20 +146,17 @@ class Cells:
 
     def wait(self) -> None:
         """Wait for the cell in the background; Stop stops it. Raises what it ended with."""
-        thread = self.background
-        try:
-            while thread and thread.is_alive():
+        while (thread := self.background) is not None:
+            try:
                 thread.join(0.1)
-        except KeyboardInterrupt:
-            running = self.running
-            if running:
-                self.cluster.client.signal(signal.SIGINT, running.waiting)
-                thread.join(ANSWER_S + GIVE_UP_S)
+            except KeyboardInterrupt:
+                if self.running:
+                    self.cluster.client.signal(signal.SIGINT, self.running.waiting)
         error, self.background_error = self.background_error, None
         if error:
             raise error
 
-    def _start(self, request: CellRequest, options: CellOptions, line: str, screen: Screen) -> None:
+    def _start(self, request: CellRequest, options: CellOptions, line: str, screen: Screen) -> RunningCell:
         ranks = list(request.ranks) if request.ranks is not None else list(range(self.cluster.n))
         infos = [RankInfo(fact["rank"], fact["host"], fact["pid"], fact["device"])
                  for fact in self.cluster.facts if fact["rank"] in ranks]  # fmt: skip
@@ -192,60 +181,49 @@ class Cells:
             screen=screen,
             spool=self.spool,
             history=history,
-            folder=Folder(ranks, mode=options.output),
+            folder=folder_for(screen, ranks, options.output),
             panel=Panel(history, screen) if options.panel else None,
         )
         self._by_stream[id(stream)] = self.running
         for old in list(self._by_stream)[:-64]:
             del self._by_stream[old]
+        return self.running
 
-    def _follow(self) -> None:
-        """Bring the running cell to its end, by the ladder where the user or the clock stops it."""
-        running = self.running
-        assert running is not None  # noqa: S101 - set by _start
-        stopped: BaseException | None = None
-        try:
-            while not running.done:
-                running.pump()
-                if running.request.timeout and time.monotonic() - running.started > running.request.timeout:
-                    raise TimeoutError
-        except (KeyboardInterrupt, TimeoutError) as error:
-            stopped = error
-        where = self._stop(running) if stopped and not running.done else ""
+    def _end(self, running: RunningCell) -> None:
+        """Follow a cell to its end; raises what it ends with, if not well."""
+        stopped = ladder.follow(running)
         outcomes = running.finish()
-        if running.history.has_metrics:
-            self.runs.add(running.history)
         if running.done:
             self.running = None
-        if isinstance(stopped, TimeoutError):
-            msg = f"the cell was stopped after {running.request.timeout:g} s"
-            raise CellError(msg, where or "Give it more by --timeout") from None
-        if stopped or any(outcome.status == "interrupted" for outcome in outcomes):
-            raise CellInterrupted(where or "the cell was stopped on every rank") from None
-        self.dead()
-        error = verdict.error_of(outcomes, self.cluster.printed(), labelled=len(running.stream.ranks) > 1)
+        if self.spool.failed:
+            running.screen.write("stderr", self.spool.failed + "\n")
+        if running.history.has_metrics:
+            self.runs.add(running.history)
+        if self.dead() or self.cluster.ended():
+            self.running = None
+            self._await_last_words()
+            raise verdict.death(self._dead, self.cluster.printed())
+        error = verdict.error_of(outcomes, stopped, running)
         if error:
             raise error
 
-    def _stop(self, running: RunningCell) -> str:
-        """Interrupt the ranks; what to say of those that do not answer."""
-        say: Callable[[str], None] = lambda text: running.screen.write("stderr", text + "\n")  # noqa: E731
-        say(f"interrupting {in_words(running.waiting)} ...")
-        for patience in (ANSWER_S, GIVE_UP_S):
-            self.cluster.client.signal(signal.SIGINT, running.waiting)
-            deadline = time.monotonic() + patience
-            try:
-                while not running.done and time.monotonic() < deadline:
-                    running.pump()
-            except KeyboardInterrupt:
-                say("a second interrupt: no longer waiting")
-                break
-            if running.done:
-                return ""
-        for rank, state in sorted(running.where().items()):
-            line = f"line {state['line']}: {state['source']}" if state["line"] else "no line of the cell"
-            say(f"rank {rank} does not answer, since {state['seconds']:.0f} s at {line}")
-        return f"{in_words(running.waiting)} did not stop; %ddl restart ends them"
+    def _await_last_words(self) -> None:
+        """Wait for the launcher's end: it says by which signal a rank ended."""
+        deadline = time.monotonic() + LAST_WORDS_S
+        while not self.cluster.ended() and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+
+def in_text(error: BaseException) -> str:
+    """What IPython would show of an error of ours."""
+    render = getattr(error, "_render_traceback_", None)
+    return "\n".join(render()) if render else f"{type(error).__name__}: {error}"
+
+
+def folder_for(screen: Screen, ranks: list[int], mode: Mode) -> Folder:
+    """Fold as the screen can show: nothing is redrawn where nobody looks, and a terminal has a width."""
+    width = shutil.get_terminal_size().columns if screen.kind == "terminal" else None
+    return Folder(ranks, mode=mode, live=screen.kind != "headless", width=width)
 
 
 def with_magic_line(code: str, line: str) -> str:
@@ -254,4 +232,3 @@ def with_magic_line(code: str, line: str) -> str:
     A cell that begins with a magic of its own must begin with it there too.
     """
     return code if code.lstrip().startswith("%%") else f"# %%ddl {line}".rstrip() + "\n" + code
-

@@ -18,7 +18,9 @@ from ddl_magics.views.status import StatusRow
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the program; the exit status is 1 for an error of the user or of a cluster."""
-    parser = argparse.ArgumentParser(prog="ddl-magics", description="Look after the ranks of a notebook, from a terminal.")
+    parser = argparse.ArgumentParser(
+        prog="ddl-magics", description="Look after the ranks of a notebook, from a terminal."
+    )
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="status|log|stop")
     for verb, says in (("status", "show every rank"), ("log", "full output of the ranks"), ("stop", "end all ranks")):
         sub = verbs.add_parser(verb, help=says, description=says)
@@ -69,9 +71,13 @@ def _status(wanted: str | None) -> None:
     for folder in folders:
         card = folder.read_card()
         minutes = (time.time() - card.started) / 60
-        screen.write("stdout", f"{folder.cluster_id}: {len(card.ranks)} ranks, {minutes:.0f} min, kernel {card.owner.pid}\n")
+        screen.write(
+            "stdout", f"{folder.cluster_id}: {len(card.ranks)} ranks, {minutes:.0f} min, kernel {card.owner.pid}\n"
+        )
         states = terminal.ask_state(folder)
-        table.show_status([StatusRow.of(rank, states.get(rank["rank"], {"state": "no answer"})) for rank in card.ranks], screen)
+        table.show_status(
+            [StatusRow.of(rank, states.get(rank["rank"], {"state": "no answer"})) for rank in card.ranks], screen
+        )
 
 
 def _stop(folder: ClusterFolder) -> None:

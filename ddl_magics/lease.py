@@ -1,9 +1,9 @@
 """A process that ends itself when the notebook's kernel is gone.
 
-Ranks and controller must not outlive a kernel that was killed, and nobody is left to end them. Each watches the kernel by
-process number and start time, so that a kernel that is merely busy, for however long, never loses its ranks, and a new
-process that got the old number is not taken for it. On this host only: elsewhere the number means nothing.
-Used on both sides; imports nothing of ours.
+Ranks and controller must not outlive a kernel that was killed, and nobody is left to end them. Each watches the
+kernel by process number and start time, so that a kernel that is merely busy, for however long, never loses its
+ranks, and a new process that got the old number is not taken for it. On this host only: elsewhere the number means
+nothing. Used on both sides; imports nothing of ours.
 """
 
 from __future__ import annotations

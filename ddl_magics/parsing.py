@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from ddl_magics.errors import UsageError, nearest
 from ddl_magics.strategies import spec as specs
@@ -24,7 +24,9 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             msg = f"{self.prog} has no option {unknown[0]!r}" if unknown[0].startswith("-") else (
                 f"{self.prog} does not understand {' '.join(unknown)!r}")  # fmt: skip
-            raise UsageError(msg, nearest(unknown[0], options) if options else f"See %ddl help {self.prog.split()[-1]}.")
+            raise UsageError(
+                msg, nearest(unknown[0], options) if options else f"See %ddl help {self.prog.split()[-1]}."
+            )
         msg = f"{self.prog}: {message}"
         raise UsageError(msg, f"See %ddl help {self.prog.split()[-1].lstrip('%')}.")
 
@@ -144,7 +146,7 @@ class CellOptions:
     name: str | None = None
     timeout: float | None = None
     background: bool = False
-    output: str = "fold"
+    output: Literal["fold", "rank0", "all"] = "fold"
     panel: bool = True
     keep_as: str | None = None
 

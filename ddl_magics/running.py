@@ -5,17 +5,19 @@ from __future__ import annotations
 import queue
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ddl_magics.cluster.cluster import Cluster
-from ddl_magics.cluster.ipp import CellStream, Message
 from ddl_magics.protocol import CellRequest, Outcome, Sample
-from ddl_magics.telemetry.history import History
-from ddl_magics.telemetry.spool import Spool
-from ddl_magics.views.fold import Folder
-from ddl_magics.views.panel import Panel
 from ddl_magics.views.rich_output import RichOutput
-from ddl_magics.views.screen import Screen
+
+if TYPE_CHECKING:
+    from ddl_magics.cluster.cluster import Cluster
+    from ddl_magics.cluster.ipp import CellStream, Message
+    from ddl_magics.telemetry.history import History
+    from ddl_magics.telemetry.spool import Spool
+    from ddl_magics.views.fold import Folder
+    from ddl_magics.views.panel import Panel
+    from ddl_magics.views.screen import Screen
 
 TICK = 0.05
 """Seconds that the notebook waits for messages before it looks at the clock."""
@@ -91,6 +93,8 @@ class RunningCell:
                 first = not any(outcome.status == "dead" for outcome in self.outcomes.values())
                 self.idle.add(rank)
                 self.outcomes[rank] = Outcome(rank, "dead", failed_at=time.time() if first else None)
+        if self.cluster.ended():
+            self._dead_since = self._dead_since or time.monotonic()
         if self._dead_since and time.monotonic() - self._dead_since > DEATH_S:
             self.idle |= set(self.waiting)
 
@@ -121,7 +125,9 @@ class RunningCell:
         rank, kind, content = message
         if kind == "stream":
             self.spool.write(rank, self.request.cell, content["name"], content["text"])
-            self.screen.write(content["name"], content["text"])
+            self.folder.feed(rank, content["name"], content["text"])
+            for name, text in self.folder.flush(final=True):
+                self.screen.write(name, text)
 
     def where(self) -> dict[int, dict[str, Any]]:
         """State by rank of those that have not ended the cell and answer out of band within a second."""

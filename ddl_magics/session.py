@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import atexit
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import ipyparallel as ipp
@@ -16,14 +15,18 @@ from ddl_magics.cells import Cells
 from ddl_magics.cluster.cluster import Cluster
 from ddl_magics.cluster.options import ClusterOptions
 from ddl_magics.errors import DDLError, NoClusterError, StartError, TransferError, UsageError
-from ddl_magics.parsing import CellOptions
 from ddl_magics.protocol import World
 from ddl_magics.strategies import spec as specs
 from ddl_magics.telemetry.runs import Runs
 from ddl_magics.views import table
 from ddl_magics.views.panel import Panel
-from ddl_magics.views.screen import Screen
 from ddl_magics.views.status import StatusRow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddl_magics.parsing import CellOptions
+    from ddl_magics.views.screen import Screen
 
 
 class Session:
@@ -111,14 +114,18 @@ class Session:
             )
         )
         for fact in cluster.facts:
-            fact |= joined[fact["rank"]]
+            fact.update(joined[fact["rank"]])
         cluster.write_card()
 
     def _summary(self) -> str:
         facts = self.cells.cluster.facts
         hosts = list(dict.fromkeys(fact["host"] for fact in facts))
         devices = list(dict.fromkeys(fact["device"].partition(":")[0] for fact in facts))
-        where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} nodes ({', '.join(hosts[:4])}{'...' if len(hosts) > 4 else ''})"
+        where = (
+            hosts[0]
+            if len(hosts) == 1
+            else f"{len(hosts)} nodes ({', '.join(hosts[:4])}{'...' if len(hosts) > 4 else ''})"
+        )
         return f"{len(facts)} ranks on {where}, {'/'.join(devices)}, {facts[0]['backend']}"
 
     def stop(self) -> None:
@@ -170,7 +177,7 @@ class Session:
         if options.keep_as is None:
             return None
         ranks = requests[-1].ranks or range(cells.cluster.n)
-        return self._fetch("result", {rank: (number,) for rank in ranks})
+        return self._fetch("result", dict.fromkeys(ranks, (number,)))
 
     def wait(self) -> None:
         """Wait for the cell that runs in the background."""
@@ -229,7 +236,7 @@ class Session:
         """Call a function of rank.transfer; an error of ours on a rank is raised as it was there, with the rank."""
         cluster = self.cells.cluster
         futures = cluster.client.call(f"ddl_magics.rank.transfer:{function}", args)
-        results = {}
+        results: dict[int, Any] = {}
         for rank, future in futures.items():
             try:
                 results |= cluster.wait({rank: future}, timeout=float("inf"))

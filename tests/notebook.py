@@ -8,11 +8,14 @@ import re
 import signal
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import zmq
 from jupyter_client.manager import KernelManager
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
@@ -46,7 +49,9 @@ class Notebook:
     def __init__(self, cwd: Path | None = None, env: dict[str, str] | None = None, *, load: bool = True) -> None:
         self.manager = KernelManager(kernel_name="python3", context=zmq.Context())
         # The kernel of this very environment, whatever kernelspecs the machine has.
-        self.manager.start_kernel(cwd=str(cwd) if cwd else None, env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})})
+        self.manager.start_kernel(
+            cwd=str(cwd) if cwd else None, env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+        )
         self.client = self.manager.blocking_client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)

@@ -25,9 +25,10 @@ ARROWS = {
     "parsing": set(),
     "compatibility": set(),
     "session": {"parsing", "cells", "running", "verdict", "cluster", "views", "telemetry"},
-    "cells": {"parsing", "running", "verdict", "cluster", "views", "telemetry"},
+    "cells": {"parsing", "running", "ladder", "verdict", "cluster", "views", "telemetry"},
+    "ladder": {"running", "views"},
     "running": {"cluster", "views", "telemetry"},
-    "verdict": {"views"},
+    "verdict": {"ladder", "running", "views"},
     "export": set(),
     "cluster": {"lease"},
     "lease": set(),  # who owns a process, judged in the same way on both sides
@@ -41,7 +42,7 @@ ARROWS = {
 }
 """Part -> parts of ours that it may import, beside itself and FOR_ALL: only ever what lies below it.
 
-`session`, `cells`, `running` and `verdict` are one layer, the cluster as the notebook sees it.
+`session`, `cells`, `ladder`, `running` and `verdict` are one layer, the cluster as the notebook sees it.
 """
 
 NOTEBOOK_SIDE = set(ARROWS) - {"rank", "strategies"}

@@ -8,10 +8,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ipyparallel as ipp
 import psutil
@@ -23,12 +22,17 @@ from ddl_magics.cluster.folder import Card, ClusterFolder, remove_leftovers
 from ddl_magics.cluster.ipp import RankClient
 from ddl_magics.cluster.launchers import LocalRanksLauncher, MPIRanksLauncher
 from ddl_magics.cluster.loop import LoopThread
-from ddl_magics.cluster.options import ClusterOptions
 from ddl_magics.errors import DDLError, StartError
 from ddl_magics.lease import Process
 
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from ddl_magics.cluster.options import ClusterOptions
+
 BEAT_MS = 200
-"""Period of the controller's heartbeat. Engines are announced at their second beat: half of a default start is this wait."""
+"""Period of the controller's heartbeat. Engines are announced at their second beat: half of a default start is
+this wait."""
 
 LOST_AFTER_S = 60
 """Seconds without a heartbeat until a rank counts as lost. Nannies tell of a death at once; this is for a lost host."""
@@ -66,7 +70,7 @@ class Cluster:
         self.controller: set[Process] = set()
         """The controller and what it started."""
         self.facts: list[dict[str, Any]] = []
-        """By rank: host, pid, engine, Python and torch version, local rank, and what else `rank.bootstrap.facts` tells."""
+        """By rank: host, pid, engine, local rank, and what else `rank.bootstrap.facts` tells."""
 
     @property
     def cluster_id(self) -> str:
@@ -172,7 +176,7 @@ class Cluster:
     def _verify(self) -> None:
         """Every rank tells who it is: one world of n, each rank once."""
         engines = self.client.engines()
-        told = self.wait(self.client.call("ddl_magics.rank.bootstrap:facts", {engine: () for engine in engines}))
+        told = self.wait(self.client.call("ddl_magics.rank.bootstrap:facts", dict.fromkeys(engines, ())))
         sizes = {fact["size"] for fact in told.values()}
         if self.mpi and sizes != {self.n}:
             msg = f"the ranks see worlds of {sorted(sizes)} instead of {self.n}: {self.mpi.mpiexec} is not mpi4py's MPI"
@@ -215,7 +219,8 @@ class Cluster:
                 owner=self.owner,
                 started=self.started,
                 options=self.options.to_dict(),
-                processes=sorted(self.processes | self.controller, key=lambda process: process.pid),
+                processes=sorted(self.processes, key=lambda process: process.pid),
+                controller=sorted(self.controller, key=lambda process: process.pid),
                 ranks=[{key: fact.get(key) for key in keys} for fact in self.facts],
             )
         )
@@ -233,6 +238,10 @@ class Cluster:
                 time.sleep(0.002)
             results[rank] = future.result()
         return results
+
+    def ended(self) -> bool:
+        """Whether the controller or the launcher of the ranks has ended, by itself or by somebody else's hand."""
+        return any(part is None or part.state == "after" for part in (self.ipp.controller, self.ipp.engine_set))
 
     def printed(self) -> str:
         """What launcher and ranks printed by themselves; ipyparallel removes the file at their end, but remembers."""
@@ -252,12 +261,10 @@ class Cluster:
             self.client.on_leave = None
             self.client.close(linger=0)
         for launcher in self._rank_launchers():
-            with suppress(psutil.NoSuchProcess):
-                launcher.signal(signal.SIGTERM)
+            terminate(Process(launcher.process.pid, launcher.process.create_time()))
         killed = end(self.processes, STOP_S)
         if self.ipp.controller:
-            with suppress(psutil.NoSuchProcess):
-                self.ipp.controller.signal(signal.SIGTERM)
+            terminate(Process(self.ipp.controller.process.pid, self.ipp.controller.process.create_time()))
         killed += end(self.controller, STOP_S)
         self.loop.close()
         self.folder.remove()
@@ -277,8 +284,15 @@ def family(pid: int) -> set[Process]:
     return found
 
 
+def terminate(process: Process) -> None:
+    """Ask a process to end, if it is still the same one."""
+    if process.alive():
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGTERM)
+
+
 def end(processes: set[Process], patience: float) -> list[int]:
-    """See processes gone: wait `patience` seconds, then terminate, then kill those that stay. Returns whom it killed."""
+    """See processes gone: wait `patience` seconds, then terminate, then kill; returns whom it killed."""
     killed = []
     for number, seconds in ((None, patience), (signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)):
         for process in processes:

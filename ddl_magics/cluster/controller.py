@@ -1,4 +1,7 @@
-"""ipyparallel's controller, ending when its notebook's kernel does. Run as `python -m ddl_magics.cluster.controller`."""
+"""ipyparallel's controller, ending when its notebook's kernel does.
+
+Run as `python -m ddl_magics.cluster.controller`.
+"""
 
 from __future__ import annotations
 

@@ -34,13 +34,15 @@ class Card:
     started: float
     options: dict[str, Any]
     processes: list[Process] = field(default_factory=list)
-    """Every process that the start made, launcher and controller included."""
+    """The launcher, the ranks and what they started."""
+    controller: list[Process] = field(default_factory=list)
+    """The controller and what it started; it goes last."""
     ranks: list[dict[str, Any]] = field(default_factory=list)
     """By rank: host, pid, device, engine."""
 
     def alive(self) -> bool:
         """Whether any process of the cluster runs."""
-        return any(process.alive() for process in self.processes)
+        return any(process.alive() for process in self.processes + self.controller)
 
 
 class ClusterFolder:
@@ -85,6 +87,7 @@ class ClusterFolder:
         card = Card(**json.loads(self.card_file.read_text()))
         card.owner = Process(**card.owner)  # type: ignore[arg-type]
         card.processes = [Process(**process) for process in card.processes]  # type: ignore[arg-type]
+        card.controller = [Process(**process) for process in card.controller]  # type: ignore[arg-type]
         return card
 
     def remove(self) -> None:

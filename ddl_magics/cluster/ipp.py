@@ -14,15 +14,17 @@ import json
 import queue
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from concurrent.futures import Future
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ipyparallel as ipp
 from ipyparallel.client.client import unpack_message
 
 from ddl_magics.protocol import TELEMETRY, CellRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+    from pathlib import Path
 
 REMEMBERED_CELLS = 256
 """Of how many requests late output (a thread that prints after its cell) still finds its cell."""
@@ -98,7 +100,7 @@ class RankClient(ipp.Client):
             if self.on_telemetry:
                 self.on_telemetry(content)
             return
-        msg_id = parent.get("msg_id") if parent else None
+        msg_id: str = parent.get("msg_id", "") if parent else ""
         route = self._streams.get(msg_id)
         if route is None or kind.startswith("comm_"):  # widgets of the ranks are relayed by ipyparallel
             ipp.Client._dispatch_iopub.__wrapped__(self, msg)
@@ -168,7 +170,7 @@ class RankClient(ipp.Client):
         self.send_signal(number, targets=[self.engine_of[rank] for rank in ranks], block=False)
 
     def _ident(self, rank: int) -> bytes:
-        return self._engines[self.engine_of.get(rank, rank)].encode()
+        return str(self._engines[self.engine_of.get(rank, rank)]).encode()
 
     def engines(self) -> list[int]:
         """Return the engines that are registered now."""

@@ -28,7 +28,8 @@ class MPIRanksLauncher(MPIEngineSetLauncher):
     def find_args(self) -> list[str]:
         """Build the command line of the job, shielded from the variables of an outer job."""
         shield = [part for name in mpi.hostile_variables() for part in ("-u", name)]
-        return (["env", *shield] if shield else []) + super().find_args()
+        command: list[str] = super().find_args()
+        return ["env", *shield, *command] if shield else command
 
 
 class LocalRankLauncher(LocalEngineLauncher):

@@ -1,15 +1,17 @@
 """An asyncio loop that lives in a thread of its own.
 
-ipyparallel's launchers tell of a process's end through the loop that started it. In a script there is no lasting loop, and
-a notebook's is blocked while a cell runs, so neither would ever tell.
+ipyparallel's launchers tell of a process's end through the loop that started it. In a script there is no lasting
+loop, and a notebook's is blocked while a cell runs, so neither would ever tell.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
 
 T = TypeVar("T")
 

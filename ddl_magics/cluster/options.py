@@ -40,7 +40,9 @@ class ClusterOptions:
         for name in ("n", "nnodes", "nproc_per_node"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                msg = f"--{name.replace('_', '-')} {value} is not a number of {'nodes' if name == 'nnodes' else 'ranks'}"
+                msg = (
+                    f"--{name.replace('_', '-')} {value} is not a number of {'nodes' if name == 'nnodes' else 'ranks'}"
+                )
                 raise UsageError(msg, "It must be 1 or more.")
         if self.timeout <= 0:
             msg = f"--timeout {self.timeout:g} is not a time"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ddl_magics.cluster.cluster import end
-from ddl_magics.cluster.folder import ClusterFolder
+from ddl_magics.cluster.cluster import STOP_S, end, terminate
 from ddl_magics.cluster.ipp import RankClient
+
+if TYPE_CHECKING:
+    from ddl_magics.cluster.folder import ClusterFolder
 
 ANSWER_S = 2.0
 
@@ -25,12 +24,12 @@ def ask_state(folder: ClusterFolder) -> dict[int, dict[str, Any]]:
 
 
 def stop(folder: ClusterFolder) -> list[int]:
-    """End every process of a cluster, by number and start time; return the numbers of those that were killed."""
-    processes = set(folder.read_card().processes)
-    for process in processes:
-        if process.alive():
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGTERM)
-    killed = end(processes, 5.0)
+    """End every process of a cluster, the ranks first; return the numbers of those that had to be killed."""
+    card = folder.read_card()
+    killed = []
+    for processes in (card.processes, card.controller):
+        for process in processes:
+            terminate(process)
+        killed += end(set(processes), STOP_S)
     folder.remove()
     return killed

@@ -7,15 +7,18 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddl_magics.errors import DDLError
 from ddl_magics.protocol import CellRequest, Outcome, Status
-from ddl_magics.rank.context import Context
 from ddl_magics.rank.engine import RankKernel, is_cell_file
-from ddl_magics.rank.sampler import Sampler
 from ddl_magics.rank.world import world_of_one
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from ddl_magics.rank.context import Context
+    from ddl_magics.rank.sampler import Sampler
 
 Execute = Callable[[], Awaitable[dict[str, Any]]]
 """Runs the cell's code as IPython does; returns the content of an `execute_reply`."""
@@ -75,11 +78,15 @@ class Runner:
         return world_of_one() if request.strategy == "single" else nullcontext()
 
     def _refused(self, error: DDLError) -> dict[str, Any]:
-        content = {"ename": type(error).__name__, "evalue": str(error), "traceback": [f"{type(error).__name__}: {error}"]}
+        content = {
+            "ename": type(error).__name__,
+            "evalue": str(error),
+            "traceback": [f"{type(error).__name__}: {error}"],
+        }
         self.kernel.publish("error", content)
         return {"status": "error", "execution_count": self.kernel.shell.execution_count, **content}
 
-    def _outcome(self, request: CellRequest, reply: dict[str, Any], seconds: float) -> Outcome:  # noqa: ARG002
+    def _outcome(self, request: CellRequest, reply: dict[str, Any], seconds: float) -> Outcome:
         if reply["status"] == "ok":
             return Outcome(self.sampler.rank, "ok", seconds)
         interrupted = reply.get("ename") in {"KeyboardInterrupt", "CancelledError"}  # the latter in a cell that awaits

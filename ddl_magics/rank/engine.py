@@ -9,7 +9,6 @@ Run as `python -m mpi4py -m ddl_magics.rank.engine`.
 from __future__ import annotations
 
 import contextvars
-import sys
 import threading
 from functools import partial
 from typing import Any
@@ -52,7 +51,8 @@ class RankKernel(IPythonParallelKernel):
         self.cell_parent = parent
 
         async def execute() -> dict[str, Any]:
-            self.shell_channel_thread, before = _MainThreadOnly, getattr(self, "shell_channel_thread", None)
+            before = getattr(self, "shell_channel_thread", None)
+            self.shell_channel_thread: Any = _MainThreadOnly
             try:
                 return await super(RankKernel, self).do_execute(*args, **kwargs)  # type: ignore[no-any-return]
             finally:
@@ -72,21 +72,26 @@ class RankKernel(IPythonParallelKernel):
 
     def publish(self, kind: str, content: dict[str, Any], parent: dict[str, Any] | None = None) -> None:
         """Send a message of our own type on IOPub, from any thread; without a parent as part of the cell."""
-        self.session.send(self.iopub_socket, kind, content, parent=self.cell_parent if parent is None else parent, ident=self._topic(kind))
+        self.session.send(
+            self.iopub_socket,
+            kind,
+            content,
+            parent=self.cell_parent if parent is None else parent,
+            ident=self._topic(kind),
+        )
 
 
 def this_kernel() -> RankKernel:
     """The kernel of this process. Raises RuntimeError outside an engine."""
     kernel = RankKernel.instance() if RankKernel.initialized() else None
     if not isinstance(kernel, RankKernel):
-        msg = "this process is not a rank's engine"
-        raise RuntimeError(msg)
+        raise RuntimeError("this process is not a rank's engine")  # noqa: TRY004 - it is about the process
     return kernel
 
 
 def is_cell_file(filename: str) -> bool:
     """Whether code of this file name was typed in a cell."""
-    return filename.startswith(get_tmp_directory())
+    return filename.startswith(get_tmp_directory())  # type: ignore[no-untyped-call]
 
 
 def threads_keep_their_cell() -> None:
@@ -117,6 +122,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     # `python -m` made this file `__main__`; the class that the rest of the package sees must be the same one.
-    from ddl_magics.rank import engine
+    from ddl_magics.rank import engine  # noqa: PLW0406
 
-    sys.exit(engine.main())
+    engine.main()

@@ -11,11 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddl_magics.protocol import TELEMETRY, CellRequest, Sample, State
-from ddl_magics.rank.context import Context
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from ddl_magics.rank.context import Context
 
 PERIOD = 1.0
 """Seconds between two records."""
@@ -40,7 +43,6 @@ class Sampler:
         self._request: CellRequest | None = None
         self._seq = 0
         self._since = time.monotonic()
-        self._peak: dict[str, int] = {}
         threading.Thread(target=self._loop, name="ddl sampler", daemon=True).start()
 
     def begin(self, request: CellRequest) -> None:
@@ -49,7 +51,6 @@ class Sampler:
         with self._wake:
             self._request = request
             self._since = time.monotonic()
-            self._peak = {}
             self._wake.notify()
 
     def end(self) -> None:
@@ -69,7 +70,7 @@ class Sampler:
             "cell": running.cell if running else 0,
             "line": line,
             "source": source,
-            "memory": self._memory(),
+            "memory": self._context.memory(),
         }
 
     def _loop(self) -> None:
@@ -85,7 +86,6 @@ class Sampler:
             if request is None:
                 return
             line, source = self._where()
-            memory = self._memory()
             drained = self._context.recorder.drain(final=last)
             state: State = "idle" if last else "running"
             self._seq += 1
@@ -98,20 +98,14 @@ class Sampler:
                 state=state,
                 line=line,
                 source=source,
-                memory=memory,
-                peak=self._peak,
+                memory=self._context.memory(),
+                peak=self._context.peak_memory(),
                 points=tuple(drained["points"]),
                 progress=drained["progress"],
                 notes=tuple(drained["notes"]),
                 last=last,
             )
             self._publish(TELEMETRY, sample.to_wire())
-
-    def _memory(self) -> dict[str, int]:
-        memory = self._context.memory()
-        for kind, size in self._context.peak_memory().items():
-            self._peak[kind] = max(self._peak.get(kind, 0), size)
-        return memory
 
     def _where(self) -> tuple[int | None, str]:
         """Line number and text of the user's innermost line in the main thread."""

@@ -12,7 +12,7 @@ from ddl_magics.errors import TransferError
 from ddl_magics.rank.engine import this_kernel
 
 
-class _CpuPickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _CpuPickler(cloudpickle.Pickler):
     """Pickles tensors as they are on the CPU, and of a view only what it shows, not the storage behind it."""
 
     def reducer_override(self, obj: Any) -> Any:
@@ -22,7 +22,7 @@ class _CpuPickler(cloudpickle.Pickler):  # type: ignore[misc]
                 plain = plain.clone()
             if type(obj) is torch.nn.Parameter:
                 plain = torch.nn.Parameter(plain, requires_grad=obj.requires_grad)
-            return plain.__reduce_ex__(2)
+            return plain.__reduce_ex__(2)  # type: ignore[no-untyped-call]
         return super().reducer_override(obj)
 
 

@@ -28,9 +28,7 @@ def test_the_last_expression_is_displayed_and_equal_results_once(ranks2):
 
 def test_images_and_html_come_through(ranks2):
     ranks2.run("%%ddl\nfrom IPython.display import HTML, display\nimport matplotlib.pyplot as plt")
-    shown = ranks2.run(
-        "%%ddl\ndisplay(HTML('<b>bold</b>'))\nplt.figure(figsize=(1, 1))\nplt.plot([1, 2]);"
-    )
+    shown = ranks2.run("%%ddl\ndisplay(HTML('<b>bold</b>'))\nplt.figure(figsize=(1, 1))\nplt.plot([1, 2]);")
     kinds = [kind for data in shown.displays for kind in data]
     assert "image/png" in kinds
     assert [data.get("text/html") for data in shown.displays].count("<b>bold</b>") == 1
@@ -52,7 +50,8 @@ def test_output_arrives_while_the_cell_runs(ranks2):
 
 def test_progress_bars_of_all_ranks_stay_in_one_row(ranks2):
     shown = ranks2.run(
-        "%%ddl\nfrom tqdm import tqdm\nimport time\nfor _ in tqdm(range(40), desc='steps', ascii=True):\n    time.sleep(0.03)"
+        "%%ddl\nfrom tqdm import tqdm\nimport time\n"
+        "for _ in tqdm(range(40), desc='steps', ascii=True):\n    time.sleep(0.03)"
     )
     text = shown.stderr + shown.stdout
     assert "steps: 100%" in text
@@ -114,23 +113,3 @@ def test_a_cell_in_the_background_leaves_the_kernel_free(ranks2):
     assert "done at last" in ranks2.late(cell, "done at last")
     assert ranks2.result(wait).ename is None
     assert ranks2.run("%%ddl\n1").ename is None
-
-
-def test_the_terminal_shows_status_and_log_while_a_cell_blocks_the_kernel(ranks2):
-    import subprocess
-    import sys
-
-    cell = ranks2.send("%%ddl\nimport time\nprint('to be logged', flush=True)\nfor _ in range(300):\n    time.sleep(0.1)")
-    ranks2.result(cell, until=lambda shown: "to be logged" in shown.stdout)
-
-    def terminal(*words: str) -> str:
-        run = subprocess.run([sys.executable, "-m", "ddl_magics.cli", *words], capture_output=True, text=True, timeout=30)
-        assert run.returncode == 0, run.stderr
-        return run.stdout
-
-    status = terminal("status")
-    assert "running" in status
-    assert "time.sleep(0.1)" in status
-    assert "to be logged" in terminal("log", "--rank", "1")
-    ranks2.interrupt()
-    assert ranks2.result(cell).ename == "KeyboardInterrupt"

@@ -16,7 +16,9 @@ from tests.notebook import Notebook, alive, wait_for
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
 
-WORLD = "%%ddl\nimport torch.distributed as dist, torch\nt = torch.ones(1)\ndist.all_reduce(t)\n(rank, world_size, int(t))"
+WORLD = (
+    "%%ddl\nimport torch.distributed as dist, torch\nt = torch.ones(1)\ndist.all_reduce(t)\n(rank, world_size, int(t))"
+)
 
 
 def clusters() -> list[Path]:
@@ -54,7 +56,9 @@ def test_ranks_come_up_in_a_hostile_environment_and_are_gone_after_stop(book, tm
         assert last.startswith("2 ranks on ")
         assert "cpu" in last
         assert "gloo" in last
-        shown = book.run(WORLD + "\nimport os\nprint(rank, world_size, int(t), os.getcwd(), os.environ.get('SLURM_JOB_ID'))")
+        shown = book.run(
+            WORLD + "\nimport os\nprint(rank, world_size, int(t), os.getcwd(), os.environ.get('SLURM_JOB_ID'))"
+        )
         where = str(tmp_path / "a folder with spaces")
         assert f"[0] 0 2 2 {where} None" in shown.text
         assert f"[1] 1 2 2 {where} None" in shown.text

@@ -1,4 +1,4 @@
-"""The parts of ipykernel's and ipyparallel's interface that a rank's engine stands on still are what we take them for."""
+"""What a rank's engine takes of ipykernel's and ipyparallel's private interface still is what we take it for."""
 
 from __future__ import annotations
 
