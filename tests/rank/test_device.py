@@ -50,7 +50,7 @@ def test_seed_gives_the_same_numbers():
 
 def test_precision_is_checked_in_one_line():
     device = Device.of("cpu")
-    with pytest.raises(UsageOnRankError, match="There is no precision 'fp8'. Valid: 32, bf16-mixed, bf16-true"):
+    with pytest.raises(UsageOnRankError, match=r"There is no precision 'fp8'\. Valid: 32, bf16-mixed, bf16-true"):
         device.require("fp8")
     with device.autocast("bf16-mixed"):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -57,7 +58,7 @@ def test_every_epoch_is_shuffled_anew_and_repeatably():
     parts = loaders(loader, 2)
     first, second = together(parts), together(parts)
     assert first != second
-    assert sorted(sum(first, [])) == sorted(sum(second, [])) == list(range(20))
+    assert sorted(itertools.chain(*first)) == sorted(itertools.chain(*second)) == list(range(20))
     again = loaders(loader, 4)
     assert [together(again), together(again)] == [first, second]
     assert epoch(loader, 2, seed=1) != first
@@ -244,5 +245,5 @@ def test_mistakes_are_one_line():
     (part,) = loaders(loader, 1)
     with pytest.raises(UsageOnRankError, match="prepared already"):
         loaders(part, 1)
-    with pytest.raises(UsageOnRankError, match="no batch='local'. Valid: global, per-rank"):
+    with pytest.raises(UsageOnRankError, match=r"no batch='local'\. Valid: global, per-rank"):
         loaders(loader, 1, batch="local")

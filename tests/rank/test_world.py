@@ -139,7 +139,7 @@ def test_an_address_left_by_a_crashed_job_is_not_followed(tmp_path):
 
 
 def test_ranks_that_do_not_meet_are_told_what_to_set(tmp_path):
-    with pytest.raises(StartError, match="did not find one another within 0.1 s .* Set MASTER_ADDR"):
+    with pytest.raises(StartError, match=r"did not find one another within 0\.1 s .* Set MASTER_ADDR"):
         rendezvous._follow(tmp_path / "job.json", World(1, 2, 1, 2), 0.1)
 
 
