@@ -106,10 +106,16 @@ class DDLMagics(Magics):
         self.session.show_run(run)
 
     def _help(self, verb: str | None) -> None:
+        screen = current_screen(self._shell)
         if verb is None:
-            max(map(len, VERBS))
-        elif verb in ("ddl", "%%ddl", "cell") or verb in VERBS:
-            pass
+            width = max(map(len, VERBS))
+            lines = [f"%ddl {name:{width}}  {says}" for name, says in VERBS.items()]
+            lines.append(f"%%ddl {'':{width - 1}}  Run a cell on every rank; options: %ddl help ddl")
+            screen.write("stdout", "\n".join(lines) + "\n")
+        elif verb in VERBS:
+            screen.write("stdout", parsing.verb_parser(verb, VERBS[verb]).format_help())
+        elif verb in ("ddl", "%%ddl"):
+            screen.write("stdout", parsing.cell_parser().format_help())
         else:
             msg = f"%ddl has no verb {verb!r}"
             raise UsageError(msg, nearest(verb, [*VERBS, "ddl"]))
