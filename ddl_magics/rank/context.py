@@ -174,13 +174,18 @@ class Context(Scope):
         return training.step(max_norm)
 
     def log(self, **scalars: float | torch.Tensor) -> None:
-        """Put numbers of this rank on the panel beside the loss, at the present step."""
+        """Put numbers of this rank on the panel beside the loss, at the present step.
+
+        In a cell that neither tracks a loop nor calls `backward`, each call is a step.
+        """
         for name, value in scalars.items():
             if isinstance(value, torch.Tensor) and value.numel() != 1:
                 raise UsageOnRankError(
                     f"log({name}=...) takes one number, got {tuple(value.shape)}", "Reduce it first."
                 )
-            self.recorder.record(name, max(self._step, 1), value)
+            step = self._step or self._logged.get(name, 0) + 1
+            self._logged[name] = step
+            self.recorder.record(name, step, value)
 
     def _training(self, model: Any, call: str) -> Training:
         return self._models.meant(model, call, self._request.cell)
