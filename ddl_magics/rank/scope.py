@@ -128,6 +128,7 @@ class Scope:
         self._firsts = 0
         self._losses: weakref.WeakKeyDictionary[Training, tuple[str, int]] = weakref.WeakKeyDictionary()
         self._step = 0
+        self._logged: dict[str, int] = {}
 
     def _strategy(self) -> Strategy:
         text = self._strategy_text

@@ -115,7 +115,8 @@ def test_the_session_strategy_is_that_of_cells_that_name_none(ranks2):
 def test_the_usual_variables_are_set_and_a_second_init_is_a_noted_no_op(ranks2):
     shown = ranks2.run(
         "%%ddl\nimport os, torch.distributed as dist\ndist.init_process_group('gloo')\n"
-        "[os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'GROUP_RANK', 'DS_ACCELERATOR')]"
+        "names = 'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'GROUP_RANK', 'DS_ACCELERATOR'\n"
+        "[os.environ[name] for name in names]"
     )
     assert shown.ename is None, shown.text
     assert "[0] ['0', '2', '0', '2', '0', 'cpu']" in shown.text
