@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before a group is opened: it keeps the one it finds for good, as defaults
 from torch import nn
 
 from ddl_magics.errors import UsageOnRankError

@@ -25,7 +25,7 @@ CHECKS = (
 
 pytest.importorskip("axonn")
 pytest.importorskip("transformers")
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(250)]
 worlds = pytest.mark.parametrize(("size", "grid"), [(size, grid) for size, grids in GRIDS.items() for grid in grids])
 
 
@@ -39,7 +39,7 @@ def found(tmp_path_factory):
             folder = tmp_path_factory.mktemp(f"axonn{size}")
             checks = [f"{check} {grid}" for grid in GRIDS[size] for check in ("memory", "round_trip")]
             more = CHECKS if size == 2 else ()
-            findings[size] = ranks.start("axonn_ranks.py", size, folder, *checks, *more, timeout=140)
+            findings[size] = ranks.start("axonn_ranks.py", size, folder, *checks, *more, timeout=240)
         return findings[size]
 
     return start
@@ -138,6 +138,9 @@ def test_gradients_stay_on_the_rank_before_the_boundary(found):
 def test_strategies_alternate_without_leaking_groups_threads_or_files(found):
     for counts in found(2).of("alternation"):
         for stage, censuses in counts.items():
-            assert all(census == censuses[0] for census in censuses[1:]), (stage, censuses)
+            first = censuses[0]
+            assert all(census["task"] == first["task"] for census in censuses), (stage, censuses)
+            # Single files come and go; one group would leave five of them.
+            assert all(abs(census["fd"] - first["fd"]) <= 2 for census in censuses), (stage, censuses)
         assert counts["closed"][0]["task"] < counts["kept"][0]["task"]
         assert counts["rebuilt"][0]["task"] <= counts["closed"][0]["task"]

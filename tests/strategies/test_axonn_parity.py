@@ -14,7 +14,7 @@ MODELS = ("mlp", "llama-untied", "llama-tied", "opt")
 
 pytest.importorskip("axonn")
 pytest.importorskip("transformers")
-pytestmark = [pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(400)]
 worlds = pytest.mark.parametrize(("size", "grid"), WORLDS, ids=[f"{size} ranks {grid}" for size, grid in WORLDS])
 
 
@@ -26,7 +26,7 @@ def found(tmp_path_factory):
     def start(size):
         if size not in findings:
             folder = tmp_path_factory.mktemp(f"parity{size}")
-            findings[size] = ranks.start("axonn_parity_ranks.py", size, folder, *GRIDS[size], timeout=280)
+            findings[size] = ranks.start("axonn_parity_ranks.py", size, folder, *GRIDS[size], timeout=380)
         return findings[size]
 
     return start

@@ -3,6 +3,7 @@
 Layers reach their groups through this object and hold none themselves: a group of gloo keeps its threads and sockets
 until its last reference is gone, and a user's model lives longer than a grid. For the same reason a copy of a model
 (`copy.deepcopy`, an average of weights) shares its groups with the original.
+Limits: the graph of a loss that the user keeps holds the groups that it ran over, as long as it lives.
 """
 
 from __future__ import annotations
@@ -92,6 +93,11 @@ class Groups:
             axonn.comm_handle = None
             axonn.is_initialized = False
         self._handle = None
+
+
+def takes_cpu_tensors() -> bool:
+    """Whether the default group has a backend for the CPU: ours has, one of nccl alone that a program made has not."""
+    return "cpu" in dist.get_backend_config()
 
 
 def _gpus_per_node(world: World) -> int:

@@ -37,10 +37,12 @@ class AxoNNPrepared(ModulePrepared):
         shard.refuse_foreign(model, groups)
         shard.refuse_by_matrix(optimizer, groups.grid.text)
         cast_parameters(model, training.precision)
-        module, successors = shard.split_model(model, groups)
+        module, successors = shard.split_model(model, groups, strategy.world.device)
         if optimizer is not None:
             shard.split_optimizer(optimizer, successors)
         super().__init__(strategy, module, optimizer, training)
+        if optimizer is not None:
+            shard.place_state(optimizer)
         self.notes = (shard.measure(module).note(groups.grid.text),)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

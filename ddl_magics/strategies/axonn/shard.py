@@ -16,6 +16,7 @@ from axonn.intra_layer.automatic_parallelism import is_parallelizable_linear
 from torch import nn
 
 from ddl_magics.errors import UsageOnRankError
+from ddl_magics.strategies.axonn.groups import takes_cpu_tensors
 from ddl_magics.strategies.axonn.linear import ParallelLinear
 from ddl_magics.strategies.common import broadcast_from_rank_zero
 
@@ -69,12 +70,16 @@ def refuse_foreign(module: nn.Module, groups: Groups) -> None:
             )
 
 
-def split_model(module: nn.Module, groups: Groups) -> tuple[nn.Module, Successors]:
+def split_model(module: nn.Module, groups: Groups, device: str) -> tuple[nn.Module, Successors]:
     """Replace the model's linear layers by parallel ones, in place, with rank 0's weights.
+
+    It stays where it is, so that a GPU need not hold the whole model, unless its ranks cannot talk there.
 
     Returns the module (another one only where the model is itself a single linear layer) and, for each parameter
     that was replaced, where its shard is.
     """
+    if not takes_cpu_tensors():
+        module.to(device)
     shards = {id(parameter) for layer in parallel_layers(module) for parameter in layer.parameters()}
     # Shards of models that differ make no model; DDP, too, starts from rank 0's.
     broadcast_from_rank_zero(t for t in (*module.parameters(), *module.buffers()) if id(t) not in shards)
@@ -155,5 +160,13 @@ def split_optimizer(optimizer: torch.optim.Optimizer, successors: Successors) ->
 def _cut_state(layer: ParallelLinear, name: str, value: Any, whole: nn.Parameter) -> Any:
     """Shard of one entry of a parameter's state; what is not shaped as the parameter (a step count) stays."""
     if isinstance(value, torch.Tensor) and value.shape == whole.shape:
-        return layer.cut(name, value).to(whole.device)
+        return layer.cut(name, value)
     return value
+
+
+def place_state(optimizer: torch.optim.Optimizer) -> None:
+    """Move state that is shaped as its parameter to where the parameter is now."""
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                state[key] = value.to(parameter.device)

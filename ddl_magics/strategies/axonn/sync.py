@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from ddl_magics.strategies.axonn.groups import takes_cpu_tensors
 from ddl_magics.strategies.axonn.shard import parallel_layers
 
 if TYPE_CHECKING:
@@ -67,9 +68,10 @@ def _fill_gaps(parameters: list[nn.Parameter]) -> None:
     A model may use a parameter for some batches only. The optimizer then leaves it alone, weight decay included,
     exactly when one process would: when the whole batch did not use it.
     """
-    used = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.int32)
-    if not len(used):
+    if not parameters:
         return
+    device = "cpu" if takes_cpu_tensors() else parameters[0].device  # reading the answer from a GPU would wait for it
+    used = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.int32, device=device)
     dist.all_reduce(used, op=dist.ReduceOp.MAX)
     for parameter, needed in zip(parameters, used.tolist(), strict=True):
         if needed and parameter.grad is None:
@@ -119,4 +121,4 @@ def clip_gradients(kinds: Kinds, norm: torch.Tensor, max_norm: float) -> None:
     for parameters in kinds.values():
         for parameter in parameters:
             if parameter.grad is not None:
-                parameter.grad.mul_(factor.to(parameter.grad.dtype))
+                parameter.grad.mul_(factor)
