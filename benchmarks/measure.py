@@ -34,6 +34,8 @@ PLAIN_MPI = {
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "PRTE_MCA_hwloc_default_binding_policy": "none",
     "OMP_NUM_THREADS": "1",
+    # It looks for mpiexec on PATH only.
+    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
 }
 
 
@@ -143,8 +145,10 @@ def plain(ranks: int) -> CountingNotebook:
     """A kernel with a plain ipyparallel MPI cluster, `rc` and `%px` in it."""
     notebook = CountingNotebook(env=PLAIN_MPI, load=False)
     notebook.run(
+        "import tempfile\n"
         "import ipyparallel as ipp\n"
-        f"cluster = ipp.Cluster(engines='mpi', n={ranks}, log_level=40)\n"
+        "folder = tempfile.TemporaryDirectory()\n"
+        f"cluster = ipp.Cluster(engines='mpi', n={ranks}, log_level=40, profile_dir=folder.name)\n"
         "rc = cluster.start_and_connect_sync()\n"
         "rc[:].activate()"
     )
