@@ -10,7 +10,7 @@ from ddl_magics.views import format as fmt
 from ddl_magics.views import svg
 from ddl_magics.views.palette import KINDS, STATES, WARNING
 from ddl_magics.views.status import TABLE_STYLE, status_html, status_lines
-from ddl_magics.views.text import ansi, bar, legend, plain
+from ddl_magics.views.text import ansi, plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from ddl_magics.views.status import StatusRow
     from ddl_magics.views.text import Line
 
-TABLE_BAR = 24
-"""Characters of a memory bar in a table of plain text."""
+HEADS = {"parameters": "params", "gradients": "grads", "optimizer": "optim.", "other": "other", "reserved": "reserved"}
+"""Kind of memory -> head of its column, where figures stand under it."""
 
 
 def runs_bundle(rows: Sequence[RunRow]) -> Bundle:
@@ -62,6 +62,7 @@ def runs_html(rows: Sequence[RunRow]) -> str:
         ("last loss", "num"),
         (f"peak memory of a rank, {unit.name}", "wide"),
         ("", "num"),
+        *((HEADS[kind], "num") for kind in kinds),
         (f"of {first}", "num"),
         (_speed_name(rows), "num"),
         ("s a step", "num"),
@@ -83,11 +84,12 @@ def _run_html(row: RunRow, name: str, scale: float, unit: fmt.Unit, kinds: Seque
     label = f"{name}: peak {fmt.size(row.peak_total)} on rank {row.peak_rank}; {parts}"
     picture = svg.memory_bar(row.peak, scale, label) if row.peak_total else ""
     peak = unit.digits(row.peak_total) if row.peak_total else fmt.NOTHING
+    by_kind = "".join(f'<td class="num">{figure}</td>' for figure in _by_kind(row, unit, kinds))
     outcome = "" if row.outcome == "ok" else STATES.get(row.outcome, ("", row.outcome))[1]
     return (
         f'<tr><th scope="row">{escape(name)}</th>'
         f'<td class="num">{_value(row.first)}</td><td class="num">{_value(row.last)}</td>'
-        f'<td class="wide">{picture}</td><td class="num"><b>{peak}</b></td>'
+        f'<td class="wide">{picture}</td><td class="num"><b>{peak}</b></td>{by_kind}'
         f'<td class="num">{_ratio(row.memory_ratio)}</td><td class="num">{_speed(row)}</td>'
         f'<td class="num">{_seconds(row)}</td><td class="num">{_ratio(row.speedup)}</td>'
         f'<td class="warn" style="color:{WARNING}">{escape(outcome)}</td></tr>'
@@ -98,42 +100,35 @@ def runs_lines(rows: Sequence[RunRow]) -> list[Line]:
     """The comparison in characters."""
     if not rows:
         return [[("No run has ended yet.", "dim")]]
-    scale = max(row.peak_total for row in rows)
-    unit = fmt.byte_unit(scale)
+    unit = fmt.byte_unit(max(row.peak_total for row in rows))
+    kinds = _kinds(rows)
     names = _names(rows)
+    heads = [HEADS[kind] for kind in kinds]
+    peak_head, ratio_head = f"peak {unit.name}:", f"of {names[0]}"
     table = [
-        [
-            "run",
-            "first loss",
-            "last loss",
-            f"peak {unit.name}",
-            f"of {names[0]}",
-            _speed_name(rows),
-            "s a step",
-            "speed-up",
-        ]
+        ["run", "first loss", "last loss", peak_head, *heads, ratio_head, _speed_name(rows), "s a step", "speed-up"]
     ]
     for row, name in zip(rows, names, strict=True):
         peak = unit.digits(row.peak_total) if row.peak_total else fmt.NOTHING
-        ratio, speedup = _ratio(row.memory_ratio), _ratio(row.speedup)
-        table.append([name, _value(row.first), _value(row.last), peak, ratio, _speed(row), _seconds(row), speedup])
+        memory = [peak, *_by_kind(row, unit, kinds), _ratio(row.memory_ratio)]
+        table.append(
+            [name, _value(row.first), _value(row.last), *memory, _speed(row), _seconds(row), _ratio(row.speedup)]
+        )
     widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
     lines: list[Line] = []
-    for number, cells in enumerate(table):
-        style = "bold" if number else "dim"
-        line: Line = [(f"{cells[0]:<{widths[0]}}", style)]
-        line += [
-            (f"  {text:>{width}}", "" if number else "dim") for text, width in zip(cells[1:4], widths[1:4], strict=True)
-        ]
-        row_ = rows[number - 1]
-        line += [("  ", ""), *bar(row_.peak, scale, width=TABLE_BAR)] if number else [(" " * (TABLE_BAR + 2), "")]
-        line += [
-            (f"  {text:>{width}}", "" if number else "dim") for text, width in zip(cells[4:], widths[4:], strict=True)
-        ]
-        if number and row_.outcome != "ok":
-            line.append((f"  {STATES.get(row_.outcome, ('', row_.outcome))[1]}", "warn"))
+    for number, (name, *figures) in enumerate(table):
+        line: Line = [(f"{name:<{widths[0]}}", "bold" if number else "dim")]
+        aligned = (f"  {text:>{width}}" for text, width in zip(figures, widths[1:], strict=True))
+        line.append(("".join(aligned), "" if number else "dim"))
+        if number and (outcome := rows[number - 1].outcome) != "ok":
+            line.append((f"  {STATES.get(outcome, ('', outcome))[1]}", "warn"))
         lines.append(line)
-    return [*lines, [], legend(_kinds(rows))]
+    return lines
+
+
+def _by_kind(row: RunRow, unit: fmt.Unit, kinds: Sequence[str]) -> list[str]:
+    """Figures of the kinds at the peak."""
+    return [unit.digits(row.peak[kind]) if row.peak_total else fmt.NOTHING for kind in kinds]
 
 
 def _names(rows: Sequence[RunRow]) -> list[str]:
