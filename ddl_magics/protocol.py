@@ -19,8 +19,9 @@ State = Literal["idle", "running", "waiting", "released", "dead"]
 
 MEMORY_KINDS = ("parameters", "gradients", "optimizer", "other", "reserved")
 """Kinds of memory, in the order in which they are stacked in a bar. Two more keys of `Sample.memory` are not
-kinds: `total` (what the device interface reports as in use: CUDA allocated + reserved-free, or the resident
-memory of the process) and `capacity` (of the device or the machine)."""
+kinds: `total` (CUDA: what torch has reserved; CPU: what the process has allocated beyond what it had, models aside,
+when the cell began) and `capacity` (of the device or the machine). On a CPU `resident` is the memory of the whole
+process."""
 
 TELEMETRY = "ddl_telemetry"
 """Message type of a `Sample` on the engines' IOPub channel."""

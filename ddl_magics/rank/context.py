@@ -159,6 +159,7 @@ class Context(Scope):
         factor, counted = self._weights(share, weight)
         name, step = self._next_loss(training)
         self.recorder.record(name, step, loss, counted)
+        self._memory.notice()  # all activations are there now
         training.backward(loss, factor, share)
 
     def step(self, max_norm: float | None = None, model: Any = None) -> float | torch.Tensor | None:

@@ -91,6 +91,10 @@ class Device(ABC):
     def memory(self) -> dict[str, int]:
         """Bytes in use now: `total`, `capacity`, `allocated`, and what else the device can tell; from any thread."""
 
+    def live(self) -> int | None:
+        """Bytes that this process has allocated, cheap enough for every step; None where the device keeps peaks itself."""
+        return None
+
     @abstractmethod
     def reset_peak(self) -> None:
         """Let the peaks of `memory` begin anew."""
@@ -158,6 +162,9 @@ class CPU(Device):
         if allocated is not None:
             result["allocated"] = allocated
         return result
+
+    def live(self) -> int | None:
+        return host.allocated_by_malloc()
 
     def reset_peak(self) -> None:
         host.reset_peak_resident()

@@ -1,9 +1,11 @@
 """How much memory a rank uses, by kind: now, and at the peak of a cell. Bytes.
 
-The kinds come from the prepared models that live, the totals from the device. The three kinds of a model are looked
-at when the sampler asks and just before an optimizer step, at most once a second, when gradients are all there; the
-total's peak is the device's own count and misses nothing. Called from the sampler's thread too: nothing here is a
-collective or touches a GPU.
+The kinds come from the prepared models that live, the rest from the device. The three kinds of a model are looked at
+when the sampler asks and just before an optimizer step, at most once a second, when gradients are all there. A GPU
+counts the peak of the total itself and misses nothing. On a CPU the total is what the process has allocated beyond
+what it had, models aside, when the cell began: not Python and its libraries, which would hide a small model. Its peak
+is what was seen at each `backward`, when all activations are there, and at the looks. Called from the sampler's thread
+too: nothing here is a collective or touches a GPU.
 """
 
 from __future__ import annotations
@@ -35,6 +37,9 @@ class Memory:
         self._peak = dict.fromkeys(KINDS, 0)
         self._looks = 0
         self._looked = 0.0
+        self._base = 0
+        """On a CPU: bytes allocated when the cell began, models aside."""
+        self._peak_live = 0
 
     def add(self, training: Training) -> None:
         """Count a model in as long as it lives."""
@@ -47,23 +52,40 @@ class Memory:
         with self._lock:
             self._peak = dict.fromkeys(KINDS, 0)
             self._looks = 0
+        self._base = self._peak_live = 0
+        live = self._hardware.live()
+        if live is not None:
+            self._base = self._peak_live = max(live - sum(self._look().values()), 0)
 
     def now(self) -> dict[str, int]:
-        """Bytes by `protocol.MEMORY_KINDS`, with `total` and `capacity`."""
+        """Bytes by `protocol.MEMORY_KINDS`, with `total` and `capacity`; on a CPU also `resident`, the whole process."""
         kinds = self._look()
         device = self._hardware.memory()
-        return _with_rest(kinds, device, "") | {"capacity": device["capacity"]}
+        rest = {"capacity": device["capacity"]}
+        if (live := self._hardware.live()) is None:
+            return _with_rest(kinds, device, "") | rest
+        return _beyond(kinds, live - self._base) | rest | {"resident": device["total"]}
+
+    def notice(self) -> None:
+        """Take note of what is allocated at a moment when that may be the peak; costs microseconds."""
+        live = self._hardware.live()
+        if live is not None and live > self._peak_live:
+            self._peak_live = live
 
     def observe(self, *, seldom: bool = False) -> None:
         """Take a look for the sake of the peak; `seldom`: only if the last one is a while ago."""
+        self.notice()
         if not seldom or self._looks < EAGER or time.monotonic() - self._looked > SELDOM:
             self._look()
 
     def peak(self) -> dict[str, int]:
-        """Bytes by kind: the highest that each of a model's kinds was seen at, and `total` as the device counted."""
+        """Bytes by kind: the highest that each of a model's kinds was seen at, and the highest `total`."""
         with self._lock:
             kinds = dict(self._peak)
-        return _with_rest(kinds, self._hardware.memory(), "peak_")
+        if self._hardware.live() is None:
+            return _with_rest(kinds, self._hardware.memory(), "peak_")
+        self.notice()
+        return _beyond(kinds, self._peak_live - self._base)
 
     def _look(self) -> dict[str, int]:
         with self._lock:
@@ -82,7 +104,13 @@ class Memory:
 
 
 def _with_rest(kinds: dict[str, int], device: dict[str, int], prefix: str) -> dict[str, int]:
-    """Add `other`, `reserved` and `total`: on a GPU torch tells allocated from reserved, on a CPU all is resident."""
+    """Add `other`, `reserved` and `total`: on a GPU torch tells allocated from reserved, elsewhere all is resident."""
     total = device[f"{prefix}total"]
     used = device.get(f"{prefix}allocated", total) if f"{prefix}reserved" in device else total
     return kinds | {"other": max(used - sum(kinds.values()), 0), "reserved": total - used, "total": total}
+
+
+def _beyond(kinds: dict[str, int], live: int) -> dict[str, int]:
+    """Add `other`, `reserved` and `total` by what is allocated beyond the base."""
+    total = max(live, sum(kinds.values()))
+    return kinds | {"other": total - sum(kinds.values()), "reserved": 0, "total": total}

@@ -52,7 +52,7 @@ class StatusRow:
     pid: int
     device: str
     memory: int
-    """Bytes in use; 0 where that is not known."""
+    """Bytes in use, on a CPU the whole process; 0 where that is not known."""
     capacity: int
     state: str
     """A `State`, or words such as `no answer`."""
@@ -70,7 +70,7 @@ class StatusRow:
             host=fact["host"],
             pid=fact["pid"],
             device=fact["device"],
-            memory=memory.get("total", 0),
+            memory=memory.get("resident") or memory.get("total", 0),
             capacity=memory.get("capacity", 0),
             state=state["state"],
             seconds=state.get("seconds"),
