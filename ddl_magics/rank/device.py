@@ -92,7 +92,7 @@ class Device(ABC):
         """Bytes in use now: `total`, `capacity`, `allocated`, and what else the device can tell; from any thread."""
 
     def live(self) -> int | None:
-        """Bytes that this process has allocated, cheap enough for every step; None where the device keeps peaks itself."""
+        """Bytes that this process has allocated, cheaply; None where the device keeps peaks itself."""
         return None
 
     @abstractmethod

@@ -58,7 +58,7 @@ class Memory:
             self._base = self._peak_live = max(live - sum(self._look().values()), 0)
 
     def now(self) -> dict[str, int]:
-        """Bytes by `protocol.MEMORY_KINDS`, with `total` and `capacity`; on a CPU also `resident`, the whole process."""
+        """Bytes by kind, with `total` and `capacity`; on a CPU also `resident`, the whole process."""
         kinds = self._look()
         device = self._hardware.memory()
         rest = {"capacity": device["capacity"]}
