@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _users: weakref.WeakSet[Strategy] = weakref.WeakSet()
 
+OPEN_MPI_LOCAL_RANK = "OMPI_COMM_WORLD_LOCAL_RANK"
+
 DEPRECATED = r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated"
 """What torch 2.13 says at each of DeepSpeed 0.19's collectives; the user can do nothing about it."""
 
@@ -83,6 +85,25 @@ def forget_old_world() -> None:
 
     if not dist.is_initialized() or groups._WORLD_GROUP not in dist.distributed_c10d._world.pg_map:
         groups._WORLD_GROUP = None
+
+
+def initialize(module: torch.nn.Module, optimizer: torch.optim.Optimizer | None, config: dict[str, Any]) -> Any:
+    """Make a DeepSpeed engine.
+
+    Open MPI counts local ranks in an order of its own, and where a task sees one GPU of its own `LOCAL_RANK` is 0;
+    DeepSpeed refuses to start where the two differ.
+    """
+    import deepspeed
+
+    counted = os.environ.get(OPEN_MPI_LOCAL_RANK)
+    if counted is not None:
+        os.environ[OPEN_MPI_LOCAL_RANK] = os.environ["LOCAL_RANK"]
+    try:
+        engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config, dist_init_required=False)
+    finally:
+        if counted is not None:
+            os.environ[OPEN_MPI_LOCAL_RANK] = counted
+    return engine
 
 
 @contextmanager

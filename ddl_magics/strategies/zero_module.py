@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-import deepspeed
 import torch
 
 from ddl_magics.errors import UsageOnRankError
@@ -62,9 +61,7 @@ class ZeroPrepared(Prepared):
         if optimizer is None and strategy.stage != WEIGHTS:  # nothing to shard: stages 1 and 2 are about training
             broadcast_from_rank_zero(self.parameters)
             return
-        self.engine, *_ = deepspeed.initialize(
-            model=module, optimizer=optimizer, config=self.config, dist_init_required=False
-        )
+        self.engine = zero_library.initialize(module, optimizer, self.config)
         if optimizer is not None:
             zero_library.drop_second_copy(self.engine.optimizer)
 
