@@ -103,9 +103,10 @@ def build(spec: StrategySpec, training: Training, *, numel: int, world_size: int
         "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": zero | {"stage": stage, "memory_efficient_linear": False},  # see zero_library
         "bf16": config.get("bf16", {}) | {"enabled": training.precision == "bf16-true"},
-        # An empty list of "safe" modules: gradients travel in fp32, as under DDP.
+        # As `common.autocast`, which the engine would switch off. No "safe" modules: gradients travel in the dtype of
+        # their weights, as under DDP.
         "torch_autocast": {
-            "enabled": training.precision == "bf16-mixed",
+            "enabled": training.precision != "32",
             "dtype": "bfloat16",
             "lower_precision_safe_modules": [],
         },

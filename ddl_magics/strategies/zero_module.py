@@ -80,12 +80,11 @@ class ZeroPrepared(Prepared):
         broadcast_from_rank_zero(module.buffers())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        forward = self.engine if self.engine is not None else self.module
-        with self._linear():
-            if self.training.precision == "bf16-mixed" and self.engine is not None:
-                return forward(*args, **kwargs)  # the engine has its own autocast, and switches ours off
+        if self.engine is None:
             with autocast(self.strategy.world.device, self.training.precision):
-                return forward(*args, **kwargs)
+                return self.module(*args, **kwargs)
+        with self._linear():
+            return self.engine(*args, **kwargs)  # under its own autocast, see zero_config
 
     def backward(self, loss: torch.Tensor, boundary: bool) -> None:
         required_optimizer(self)

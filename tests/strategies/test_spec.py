@@ -248,7 +248,7 @@ def test_a_configuration_is_merged_and_auto_means_absent(tmp_path):
         build(parsed, Training(accumulate=2), numel=1000, world_size=2, cuda=False)
 
 
-@pytest.mark.parametrize(("precision", "bf16", "autocast"), [("32", 0, 0), ("bf16-true", 1, 0), ("bf16-mixed", 0, 1)])
+@pytest.mark.parametrize(("precision", "bf16", "autocast"), [("32", 0, 0), ("bf16-true", 1, 1), ("bf16-mixed", 0, 1)])
 def test_the_precision_of_the_cell_decides_that_of_deepspeed(precision, bf16, autocast, tmp_path):
     plain = StrategySpec("zero", "2")
     config = build(plain, Training(precision), numel=1000, world_size=2, cuda=False)
