@@ -14,105 +14,58 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # before a group is opened: it keeps the one it finds for good, as defaults
 from torch import nn
 
-from ddl_magics.errors import UsageOnRankError
-from ddl_magics.rank import group, world
-from ddl_magics.strategies import spec as specs
-from ddl_magics.strategies.base import Training
-from tests.strategies.models import MLP, llama, opt, samples
+from ddl_magics.rank import group
+from tests.strategies.axonn_bench import Partly, Tied, batch, close, furthest, here, mine, prepare, said, strategies
+from tests.strategies.models import MLP, llama
 from tests.strategies.ranks import Notes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from ddl_magics.strategies.base import Strategy
-
-warnings.simplefilter("error")
-torch.set_num_threads(1)
-here = world.from_environment("cpu")
-group.open_group(here)
-strategies: dict[str, Strategy] = {}
-
-
-def prepare(text: str, module: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Any:
-    """Prepare under a strategy that is kept for its spec, as a session keeps it."""
-    if text not in strategies:
-        strategies[text] = specs.load(specs.parse(text), here)
-    return strategies[text].prepare(module, optimizer, Training())
-
-
-def close() -> None:
-    for strategy in strategies.values():
-        strategy.close()
-    strategies.clear()
-
-
-def batch(number: int = 0) -> dict[str, torch.Tensor]:
-    """A global batch for the MLP, the same on every rank."""
-    picked = samples("mlp", 8 * (number + 1))[-8:]
-    return {key: torch.stack([sample[key] for sample in picked]) for key in picked[0]}
-
-
-def mine(whole: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {key: value.chunk(here.world_size)[here.rank] for key, value in whole.items()}
-
-
-def furthest(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
-    return max(float((got[name] - value).abs().max()) for name, value in expected.items())
-
-
-def said(action: Callable[[], Any]) -> str:
-    """The one line that a user reads; empty where nothing was refused."""
-    try:
-        action()
-    except UsageOnRankError as error:
-        return str(error)
-    return ""
-
 
 # Checks: each returns what JSON can hold.
 
 
 def round_trip(grid: str) -> dict[str, Any]:
     """Whole weights in and out again, and what a misfit does."""
-    prepared = prepare(f"axonn:{grid}", opt())
+    prepared = prepare(f"axonn:{grid}", Tied())
     torch.manual_seed(7)
-    other = {name: torch.randn_like(value) for name, value in opt().state_dict().items()}
-    other["lm_head.weight"] = other["model.decoder.embed_tokens.weight"]  # tied
+    other = {name: torch.rand(value.shape).to(value.dtype) for name, value in Tied().state_dict().items()}
+    other["head.weight"] = other["embed.weight"]
     prepared.load_full_state_dict(other)
     back = prepared.full_state_dict()
-    misfit = {**other, "model.decoder.layers.0.fc1.weight": torch.zeros(2, 2), "more": torch.zeros(1)}
-    del misfit["model.decoder.layers.1.fc1.bias"]
+    misfit = {**other, "up.weight": torch.zeros(2, 2), "more": torch.zeros(1)}
+    del misfit["down.bias"]
     told = said(lambda: prepared.load_full_state_dict(misfit))
     again = prepared.full_state_dict()
-    shards = sum(parameter.numel() for parameter in prepared.module.parameters())
-    prepared.close()
-    return {
-        "names": list(back) == list(opt().state_dict()),
+    del other["head.weight"]  # a tied name may be left out
+    prepared.load_full_state_dict(other)
+    found = {
+        "names": list(back) == list(Tied().state_dict()),
         "equal": furthest(back, other),
         "unchanged": furthest(again, back),
-        "tied": back["lm_head.weight"] is back["model.decoder.embed_tokens.weight"],
+        "tied": back["head.weight"] is back["embed.weight"],
         "told": told,
-        "elements": shards,
+        "without tied name": furthest(prepared.full_state_dict(), other),
     }
+    prepared.close()
+    return found
 
 
 def memory(grid: str) -> dict[str, Any]:
     """Bytes held in the middle of a step, and what theory says: split weights by the grid, biases by its rows."""
     row, column, depth = map(int, grid.split("x"))
-    module = opt()
-    split = {name for name, layer in module.named_modules() if type(layer) is nn.Linear and name != "lm_head"}
+    module = Tied()
     share = {"weight": 1 / (row * column * depth), "bias": 1 / row}
     expected = 0.0
     for name, parameter in module.named_parameters():
         owner, _, kind = name.rpartition(".")
-        expected += parameter.nbytes * (share[kind] if owner in split else 1)
+        expected += parameter.nbytes * (share[kind] if owner in {"up", "down", "mix"} else 1)
     prepared = prepare(f"axonn:{grid}", module, torch.optim.AdamW(module.parameters()))
-    tokens = torch.zeros(2, 4, dtype=torch.long)
+    tokens = torch.arange(8).reshape(2, 4)
     for step in range(2):
-        prepared.backward(prepared(input_ids=tokens, labels=tokens).loss, boundary=True)
+        prepared.backward(prepared(tokens), boundary=True)
         if step == 0:
             prepared.step(1.0)
     held = prepared.memory()
@@ -160,19 +113,6 @@ def resumed_optimizer() -> dict[str, Any]:
     got = prepared.full_state_dict()
     prepared.close()
     return {"difference": furthest(got, plain.state_dict()), "settings kept": kept, "norm": prepared.step(None)}
-
-
-class Partly(nn.Module):
-    """A model one of whose parameters only some batches use, and one that none does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = nn.Linear(8, 8), nn.Linear(8, 1)
-        self.seldom, self.never = nn.Embedding(4, 8), nn.Embedding(4, 8)
-
-    def forward(self, x: torch.Tensor, extra: bool) -> torch.Tensor:
-        hidden = self.body(x)
-        return self.head(hidden + self.seldom.weight.sum(0) if extra else hidden).mean()
 
 
 def unequal_ranks() -> dict[str, Any]:
