@@ -112,6 +112,7 @@ class Cluster:
             shutdown_atexit=False,
             profile_dir=str(self.folder.path),
             cluster_id=self.folder.cluster_id,
+            cluster_file="",  # our card tells more
             controller=ControllerLauncher,
             engines=engines,
             delay=0,

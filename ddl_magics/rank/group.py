@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # keeps the default group of its first import for good: before there is one
 from torch.distributed import distributed_c10d as c10d
 
 from ddl_magics.errors import UsageOnRankError
