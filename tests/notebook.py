@@ -126,6 +126,13 @@ class Notebook:
         """The square button."""
         os.kill(self.pid, signal.SIGINT)
 
+    def reconnect(self) -> None:
+        """Close the browser, and open it again."""
+        self.client.stop_channels()
+        self.client = self.manager.blocking_client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+
     def kill(self) -> None:
         """End the kernel without a word."""
         os.kill(self.pid, signal.SIGKILL)

@@ -113,3 +113,16 @@ def test_a_cell_in_the_background_leaves_the_kernel_free(ranks2):
     assert "done at last" in ranks2.late(cell, "done at last")
     assert ranks2.result(wait).ename is None
     assert ranks2.run("%%ddl\n1").ename is None
+
+
+def test_nothing_is_lost_when_the_reader_goes_away_during_a_cell(ranks2):
+    cell = ranks2.send(
+        "%%ddl --name unseen\nimport time\nprint('begun', flush=True)\n"
+        "for step in range(20):\n    print('step', step)\n    ddl.log(loss=step)\n    time.sleep(0.1)"
+    )
+    ranks2.result(cell, until=lambda shown: "begun" in shown.stdout)
+    ranks2.reconnect()
+    assert ranks2.run("'awake'").text.strip() == "'awake'"
+    log = ranks2.run("%ddl log --rank 1").stdout
+    assert all(f"step {step}\n" in log for step in range(20))
+    assert "at step 20" in ranks2.run("%ddl show unseen").displays[-1]["text/plain"]

@@ -89,6 +89,7 @@ def test_more_ranks_than_cores_the_same_start_again_and_a_different_one(book):
     assert again.ename is None
     assert "already running" in again.stdout
     assert alive(pids) == pids
+    book.run("import torch")  # a kernel that has imported torch is no worse a place to start from
     other = book.run("%ddl start -n 2")
     assert other.ename == "UsageError"
     assert "%ddl restart" in other.evalue
@@ -155,6 +156,23 @@ def test_an_mpiexec_of_another_mpi_is_refused_with_the_remedy(tmp_path, monkeypa
     monkeypatch.setattr(mpi, "candidates", list)
     with pytest.raises(StartError, match=r"no mpiexec .*ddl-magics\[mpi\]"):
         mpi.find()
+
+
+def test_ranks_that_do_not_see_one_another_are_refused(tmp_path):
+    """What an mpiexec of another MPI does: n processes that each are a world of one, without a word."""
+    script = (
+        'case "$1" in --version) echo "mpiexec (Open MPI) 5.0.11"; exit;; esac\n'
+        'n=$2; shift 2\nfor i in $(seq $n); do "$@" & done\ntrap "kill $(jobs -p)" TERM\nwait'
+    )
+    book = Notebook(env=fake_mpiexec(tmp_path / "bin", script))
+    try:
+        shown = book.run("%ddl start -n 2", timeout=90)
+        assert shown.ename == "StartError"
+        assert "worlds of [1] instead of 2" in shown.traceback
+        assert "ddl-magics[mpi]" in shown.traceback
+        wait_for(lambda: family(book) == [], 15, "processes of a refused start")
+    finally:
+        book.close()
 
 
 def test_a_start_that_fails_shows_what_the_launcher_said_and_leaves_no_process(tmp_path):
