@@ -27,7 +27,7 @@ max-width:960px;padding:4px 2px 8px;font-variant-numeric:tabular-nums}
 .ddl-table table{border-collapse:collapse;border:0;width:100%;margin:4px 0;font-size:13px;
 color:inherit;table-layout:auto}
 .ddl-table tr,.ddl-table tbody tr,.ddl-table thead{background:none!important;border:0}
-.ddl-table th,.ddl-table td{padding:3px 14px 3px 0!important;text-align:left!important;white-space:nowrap;
+.ddl-table th,.ddl-table td{padding:3px 10px 3px 0!important;text-align:left!important;white-space:nowrap;
 vertical-align:middle!important;border:0;color:inherit;max-width:none}
 .ddl-table thead th{font-weight:400;opacity:.72;font-size:12px;border-bottom:1px solid rgba(128,128,128,.4)!important}
 .ddl-table .num{text-align:right!important}

@@ -60,7 +60,7 @@ def runs_html(rows: Sequence[RunRow]) -> str:
         ("run", ""),
         ("first loss", "num"),
         ("last loss", "num"),
-        (f"peak memory of a rank, {unit.name}", "wide"),
+        (f"peak of a rank, {unit.name}", "wide"),
         ("", "num"),
         *((HEADS[kind], "num") for kind in kinds),
         (f"of {first}", "num"),
