@@ -362,7 +362,7 @@ def memory_is_read_from_another_thread() -> dict[str, Any]:
             while not stop.wait(0.001):  # noqa: B023 - joined before the next strategy
                 try:
                     read.append(prepared.memory())  # noqa: B023
-                except Exception as error:  # noqa: BLE001 - whatever it is, the test shows it
+                except Exception as error:
                     raised.append(repr(error))  # noqa: B023
                     return
 
