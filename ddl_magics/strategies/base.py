@@ -6,9 +6,12 @@ strategy file imports torch and its library inside the methods that run on ranks
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from ddl_magics.strategies.looks import Looks
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -142,11 +145,20 @@ class Prepared(ABC):
         return False
 
     @abstractmethod
-    def memory(self) -> dict[str, int]:
+    def measure(self) -> dict[str, int]:
         """Bytes this rank holds now as `parameters`, `gradients`, `optimizer`; each storage counted once.
 
-        Called from the sampler's thread while the main thread trains: no collective, no CUDA call, tolerates change.
+        Called on the thread that trains: no collective, no CUDA call.
         """
+
+    @functools.cached_property
+    def looks(self) -> Looks:
+        """When the memory was looked at. Strategies look at the end of `prepare`, of `backward` and of `step`."""
+        return Looks()
+
+    def memory(self) -> dict[str, int]:
+        """What `measure` tells, on the thread that trains; on any other, such as the sampler's, the last look."""
+        return self.looks.now(self.measure)
 
     @abstractmethod
     def close(self) -> None:

@@ -26,7 +26,8 @@ _owners: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Prepared]] = wea
 
 
 def claim(prepared: Prepared) -> Prepared:
-    """Note that `prepared` owns its module until it is closed, and return it."""
+    """Note that `prepared` owns its module until it is closed, take a first look at its memory, and return it."""
+    prepared.looks.at("prepare", prepared.measure)
     _owners[prepared.module] = weakref.ref(prepared)
     return prepared
 
@@ -240,6 +241,7 @@ class ModulePrepared(Prepared):
 
     def backward(self, loss: torch.Tensor, boundary: bool) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
+        self.looks.at("backward", self.measure)
 
     def step(self, max_norm: float | None) -> torch.Tensor | None:
         optimizer = required_optimizer(self)
@@ -248,6 +250,7 @@ class ModulePrepared(Prepared):
             norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), max_norm)
         optimizer.step()
         self.zero_grad(optimizer)
+        self.looks.at("step", self.measure)
         return norm
 
     def zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
@@ -261,7 +264,7 @@ class ModulePrepared(Prepared):
     def load_full_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         load_full_state(self.module, state)
 
-    def memory(self) -> dict[str, int]:
+    def measure(self) -> dict[str, int]:
         parameters = list(self.module.parameters())
         return bytes_by_kind(
             parameters=parameters,

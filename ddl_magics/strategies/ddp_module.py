@@ -56,7 +56,7 @@ class DDPPrepared(ModulePrepared):
         if boundary and self.ddp is not None:
             self.ddp.require_forward_param_sync = True  # the next forward takes rank 0's buffers
             self.ddp.reducer.prepare_for_backward([loss] if self.find_unused else [])
-        loss.backward()  # type: ignore[no-untyped-call]
+        super().backward(loss, boundary)
 
     def zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
         # Where gradients may be absent on some steps they are dropped, so that the optimizer skips those parameters as

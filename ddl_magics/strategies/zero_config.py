@@ -127,11 +127,12 @@ def _check_training(config: Config, path: str, training: Training) -> None:
 def _sizes(stage: int, numel: int, world_size: int) -> Config:
     """Buffers in proportion to the model: DeepSpeed's defaults are for billions of parameters.
 
+    A gradient is kept whole until the bucket that it waits in is full: here an eighth of the model at most.
     Stage 3 keeps parameters below a threshold whole on every rank: here at most 2 % of a rank's shard, so that a
     shard is what the theory says; and it lets a gathered layer live on for reuse: here at most one shard's worth,
     else a model under a billion parameters would be whole on every rank from its forward to its backward.
     """
-    sizes: Config = {"reduce_bucket_size": max(1, min(BUCKET, numel))}
+    sizes: Config = {"reduce_bucket_size": max(1, min(BUCKET, numel // 8))}
     if stage == 3:
         shard = max(1, numel // world_size)
         sizes |= {

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ddl_magics.strategies.base import Strategy
 
@@ -104,6 +104,18 @@ def initialize(module: torch.nn.Module, optimizer: torch.optim.Optimizer | None,
         if counted is not None:
             os.environ[OPEN_MPI_LOCAL_RANK] = counted
     return engine
+
+
+def before_reduction(engine: Any, action: Callable[[], None]) -> None:
+    """Call `action` in each backward when all gradients are there, before the engine reduces and frees them."""
+    reduce = type(engine).allreduce_gradients
+    itself = weakref.ref(engine)  # else the engine would hold itself
+
+    def reduce_after_action(*args: Any, **kwargs: Any) -> Any:
+        action()
+        return reduce(itself(), *args, **kwargs)
+
+    engine.allreduce_gradients = reduce_after_action
 
 
 @contextmanager

@@ -64,6 +64,12 @@ class ZeroPrepared(Prepared):
         self.engine = zero_library.initialize(module, optimizer, self.config)
         if optimizer is not None:
             zero_library.drop_second_copy(self.engine.optimizer)
+            if strategy.stage == 1:
+                zero_library.before_reduction(self.engine, self._look_before_reduction)
+
+    def _look_before_reduction(self) -> None:
+        """See all gradients, which stage 1 holds until the end of `backward`; after that it has its share of them."""
+        self.looks.at("reduction", self.measure)
 
     def _place(self) -> None:
         """Put the module on the device, in its precision, the same on every rank."""
@@ -91,11 +97,13 @@ class ZeroPrepared(Prepared):
         self.engine.set_gradient_accumulation_boundary(boundary)
         with self._linear():  # activation checkpointing runs the forward again
             self.engine.backward(loss)
+        self.looks.at("backward", self.measure)
 
     def step(self, max_norm: float | None) -> float | torch.Tensor | None:
         required_optimizer(self)
         self.engine.optimizer.clip_grad = self.default_norm if max_norm is None else max_norm
         self.engine.step()
+        self.looks.at("step", self.measure)
         norm: float | torch.Tensor | None = self.engine.get_global_grad_norm()
         return norm
 
@@ -110,7 +118,7 @@ class ZeroPrepared(Prepared):
     def sync_generate(self) -> bool:
         return self.strategy.stage == WEIGHTS
 
-    def memory(self) -> dict[str, int]:
+    def measure(self) -> dict[str, int]:
         engine, trains = self.engine, self.optimizer is not None
         inner = engine.optimizer if engine is not None and trains else None
         return bytes_by_kind(

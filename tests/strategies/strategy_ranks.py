@@ -92,12 +92,12 @@ def memory_shares() -> dict[str, Any]:
             prepared = strategy.prepare(model, torch.optim.AdamW(model.parameters()), Training(accumulate=2))
             if text != "single" or here.rank == 0:
                 inputs = batch(strategy)
-                for boundary in (False, True):
-                    prepared.backward(prepared(**inputs).loss, boundary)
+                prepared.backward(prepared(**inputs).loss, boundary=True)
                 prepared.step(None)
+                peak = prepared.looks.peak()
                 prepared.backward(prepared(**inputs).loss, boundary=False)
-            theory = spec.shares(strategy.spec, here.world_size)
-            found[shape][text] = {"measured": prepared.memory(), "theory": theory}
+                theory = spec.shares(strategy.spec, here.world_size)
+                found[shape][text] = {"measured": prepared.memory(), "peak": peak, "theory": theory}
             prepared.close()
             strategy.close()
     return found
@@ -357,6 +357,8 @@ def memory_is_read_from_another_thread() -> dict[str, Any]:
             model = MLP()
         prepared = strategy.prepare(model, torch.optim.AdamW(model.parameters()), Training())
         stop, read, raised = threading.Event(), [], []
+        train(prepared, batch(strategy), 1)
+        mine = prepared.memory()
 
         def sample(prepared: Prepared = prepared) -> None:
             while not stop.wait(0.001):  # noqa: B023 - joined before the next strategy
@@ -368,11 +370,13 @@ def memory_is_read_from_another_thread() -> dict[str, Any]:
 
         thread = threading.Thread(target=sample)
         thread.start()
+        while not read and not raised:
+            time.sleep(0.001)
         train(prepared, batch(strategy), 10)
-        prepared.close()
         stop.set()
         thread.join()
-        found[text] = {"raised": raised, "read": len(read)}
+        prepared.close()
+        found[text] = {"raised": raised, "read": len(read), "as the last look": read[0] == mine}
         strategy.close()
     return found
 

@@ -242,7 +242,7 @@ def test_a_configuration_is_merged_and_auto_means_absent(tmp_path):
     config = build(parsed, Training(accumulate=4), numel=1000, world_size=2, cuda=False)
     assert config["zero_optimization"]["stage"] == 1
     assert config["zero_optimization"]["round_robin_gradients"] is True
-    assert config["zero_optimization"]["reduce_bucket_size"] == 1000
+    assert config["zero_optimization"]["reduce_bucket_size"] == 125
     assert "train_batch_size" not in config
     with pytest.raises(SpecError, match="accumulates 4 steps"):
         build(parsed, Training(accumulate=2), numel=1000, world_size=2, cuda=False)

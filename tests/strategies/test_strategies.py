@@ -24,6 +24,17 @@ def test_memory_of_a_rank_is_what_theory_says(request, size, text):
 
 
 @pytest.mark.parametrize("text", ALL)
+def test_the_peak_of_one_step_is_what_theory_says(on_two_ranks, text):
+    """Also for stage 1, which has its share of the gradients alone once `backward` is over."""
+    every_rank = on_two_ranks.of("memory_shares")
+    whole = every_rank[0]["equal layers"]["single"]["measured"]
+    for found in every_rank:
+        own = found["equal layers"][text]
+        for kind, share in own["theory"].items():
+            assert own["peak"][kind] == pytest.approx(share * whole[kind], rel=0.05), kind
+
+
+@pytest.mark.parametrize("text", ALL)
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_parameter_at_a_border_of_shards_costs_no_more_than_itself(request, size, text):
     """ZeRO 2 keeps the gradient of such a parameter whole on both sides; the rest stays what theory says."""
@@ -151,6 +162,7 @@ def test_memory_can_be_read_from_another_thread(on_two_ranks, text):
     for found in on_two_ranks.of("memory_is_read_from_another_thread"):
         assert found[text]["raised"] == []
         assert found[text]["read"] > 10
+        assert found[text]["as the last look"]
 
 
 @pytest.mark.parametrize("kind", ["python threads", "threads", "groups", "modules", "tensors", "tensor bytes"])
