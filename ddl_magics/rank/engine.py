@@ -109,12 +109,17 @@ def threads_keep_their_cell() -> None:
     threading.Thread.start = start_in_context  # type: ignore[method-assign]
 
 
+def _import_early() -> None:
+    """Import what `bootstrap` will need: torch, and what of ours stands on it."""
+    from ddl_magics.rank import cell  # noqa: F401
+
+
 def main() -> None:
     """Start the engine; torch is imported in the time that connecting takes."""
     from ddl_magics import lease
 
     lease.end_with_owner()
-    threading.Thread(target=__import__, args=("torch",), name="import torch", daemon=True).start()
+    threading.Thread(target=_import_early, name="import torch", daemon=True).start()
     threads_keep_their_cell()
     app.Kernel = RankKernel
     app.main()
