@@ -5,7 +5,13 @@ arXiv:1910.02054). Options: `offload=cpu` keeps the optimizer's state and its st
 (stage 3) the parameter shards, `config=FILE` merges a raw DeepSpeed configuration.
 
 Limits: each rank builds the whole model on its host once, so that its weights are those of one process; fp16 and
-DeepSpeed's own optimizers and schedulers are not offered. Parameters are sharded over all ranks.
+DeepSpeed's own optimizers and schedulers are not offered. Parameters are sharded over all ranks. After `close` a
+stage 3 model is still sharded: only `zero:3` can prepare it again.
+
+What a rank holds differs from `shares` in this: stage 1 has all gradients only until the end of the backward at a
+boundary, then its share; a gradient at the border of two shards is whole on both sides in stages 1 and 2; stage 3
+keeps small parameters whole, at most 2 % of a shard; with `offload=cpu` DeepSpeed keeps a second copy of the shard
+and of its gradients on the host.
 """
 
 from __future__ import annotations
