@@ -171,7 +171,7 @@ class Context(Scope):
         if training.prepared.optimizer is None:
             raise UsageOnRankError(f"{training.name} was prepared without an optimizer", "Give prepare both.")
         if training.at_boundary():
-            self._memory.observe(seldom=True)  # gradients are all there now, and are gone after
+            self._memory.notice()  # gradients are all there now, and are gone after
         return training.step(max_norm)
 
     def log(self, **scalars: float | torch.Tensor) -> None:

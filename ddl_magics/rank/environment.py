@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from ddl_magics.protocol import World
 
+OPEN_MPI_LOCAL_RANK = "OMPI_COMM_WORLD_LOCAL_RANK"
+
 
 class Overlay:
     """Variables laid over the environment; `remove` puts back what stood there before."""
@@ -47,6 +49,9 @@ def variables(world: World, host: str | None = None, port: int | None = None) ->
         "LOCAL_WORLD_SIZE": str(world.local_world_size),
         "GROUP_RANK": str(world.node_rank),
     }
+    if OPEN_MPI_LOCAL_RANK in os.environ:
+        # Open MPI may count the ranks of a node in another order, and DeepSpeed refuses two local ranks.
+        result[OPEN_MPI_LOCAL_RANK] = result["LOCAL_RANK"]
     if host is not None and port is not None:
         result |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
     if world.device == "cpu":

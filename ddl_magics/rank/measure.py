@@ -1,30 +1,27 @@
 """How much memory a rank uses, by kind: now, and at the peak of a cell. Bytes.
 
-The kinds come from the prepared models that live, the rest from the device. The three kinds of a model are looked at
-when the sampler asks and just before an optimizer step, at most once a second, when gradients are all there. A GPU
-counts the peak of the total itself and misses nothing. On a CPU the total is what the process has allocated beyond
-what it had, models aside, when the cell began: not Python and its libraries, which would hide a small model. Its peak
-is what was seen at each `backward`, when all activations are there, and at the looks. Called from the sampler's thread
-too: nothing here is a collective or touches a GPU.
+The kinds come from the prepared models that live, looked at by the thread that trains (`strategies.looks`); the rest
+comes from the device. A GPU counts the peak of the total itself and misses nothing. On a CPU the total is what the
+process has allocated beyond what it had, models aside, when the cell began: not Python and its libraries, which would
+hide a small model. Its peak is what was seen at each `backward`, when all activations are there, and at each step.
+Called from the sampler's thread too: nothing here is a collective or touches a GPU.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ddl_magics.rank.device import Device
     from ddl_magics.rank.training import Training
+    from ddl_magics.strategies.base import Prepared
 
 KINDS = ("parameters", "gradients", "optimizer")
 """What a strategy tells of its models; the rest of `protocol.MEMORY_KINDS` is the device's."""
-SELDOM = 1.0
-"""Seconds between two looks in the training loop, after the first few."""
-EAGER = 3
-"""Looks that are taken at once: the optimizer's state comes with the first step, and short cells end soon."""
 
 
 class Memory:
@@ -35,8 +32,7 @@ class Memory:
         self._lock = threading.Lock()
         self._models: list[weakref.ref[Training]] = []
         self._peak = dict.fromkeys(KINDS, 0)
-        self._looks = 0
-        self._looked = 0.0
+        """Of this cell, models that are gone by now included."""
         self._base = 0
         """On a CPU: bytes allocated when the cell began, models aside."""
         self._peak_live = 0
@@ -49,17 +45,18 @@ class Memory:
     def begin(self) -> None:
         """Let peaks begin anew, with a cell."""
         self._hardware.reset_peak()
+        for prepared in self._live():
+            prepared.looks.forget_peak()
         with self._lock:
             self._peak = dict.fromkeys(KINDS, 0)
-            self._looks = 0
         self._base = self._peak_live = 0
         live = self._hardware.live()
         if live is not None:
-            self._base = self._peak_live = max(live - sum(self._look().values()), 0)
+            self._base = self._peak_live = max(live - sum(self._kinds().values()), 0)
 
     def now(self) -> dict[str, int]:
         """Bytes by kind, with `total` and `capacity`; on a CPU also `resident`, the whole process."""
-        kinds = self._look()
+        kinds = self._kinds()
         device = self._hardware.memory()
         rest = {"capacity": device["capacity"]}
         if (live := self._hardware.live()) is None:
@@ -68,39 +65,38 @@ class Memory:
 
     def notice(self) -> None:
         """Take note of what is allocated at a moment when that may be the peak; costs microseconds."""
+        self._note_peak()
         live = self._hardware.live()
         if live is not None and live > self._peak_live:
             self._peak_live = live
 
-    def observe(self, *, seldom: bool = False) -> None:
-        """Take a look for the sake of the peak; `seldom`: only if the last one is a while ago."""
-        self.notice()
-        if not seldom or self._looks < EAGER or time.monotonic() - self._looked > SELDOM:
-            self._look()
-
     def peak(self) -> dict[str, int]:
         """Bytes by kind: the highest that each of a model's kinds was seen at, and the highest `total`."""
-        with self._lock:
-            kinds = dict(self._peak)
-        if self._hardware.live() is None:
-            return _with_rest(kinds, self._hardware.memory(), "peak_")
         self.notice()
-        return _beyond(kinds, self._peak_live - self._base)
+        if self._hardware.live() is None:
+            return _with_rest(self._peak, self._hardware.memory(), "peak_")
+        return _beyond(self._peak, self._peak_live - self._base)
 
-    def _look(self) -> dict[str, int]:
+    def _live(self) -> list[Prepared]:
         with self._lock:
             models = [known() for known in self._models]
-        kinds = dict.fromkeys(KINDS, 0)
-        for training in models:
-            if training is None or training.closed:
-                continue
-            for kind, size in training.prepared.memory().items():
-                kinds[kind] = kinds.get(kind, 0) + size
+        return [training.prepared for training in models if training is not None and not training.closed]
+
+    def _kinds(self) -> dict[str, int]:
+        return _sum(prepared.memory() for prepared in self._live())
+
+    def _note_peak(self) -> None:
+        peaks = _sum(prepared.looks.peak() for prepared in self._live())
         with self._lock:
-            self._looks += 1
-            self._looked = time.monotonic()
-            self._peak = {kind: max(size, self._peak.get(kind, 0)) for kind, size in kinds.items()}
-        return kinds
+            self._peak = {kind: max(size, self._peak[kind]) for kind, size in peaks.items()}
+
+
+def _sum(seen: Iterable[dict[str, int]]) -> dict[str, int]:
+    kinds = dict.fromkeys(KINDS, 0)
+    for of_one in seen:
+        for kind in KINDS:
+            kinds[kind] += of_one.get(kind, 0)
+    return kinds
 
 
 def _with_rest(kinds: dict[str, int], device: dict[str, int], prefix: str) -> dict[str, int]:

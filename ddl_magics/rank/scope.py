@@ -113,7 +113,7 @@ class Scope:
     def end_cell(self) -> None:
         """Let go of what belongs to the cell; models stay."""
         self._tracker = None
-        self._memory.observe()
+        self._memory.notice()
 
     def note(self, text: str) -> None:
         """Leave a sentence for the user, said once in a run."""

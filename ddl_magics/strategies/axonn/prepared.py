@@ -75,6 +75,7 @@ class AxoNNPrepared(ModulePrepared):
             sync.clip_gradients(kinds, norm, max_norm)
         optimizer.step()
         self.zero_grad(optimizer)
+        self.looks.at("step", self.measure)
         return norm
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
