@@ -74,7 +74,8 @@ class RunningCell:
         elif kind == "error":
             self.spool.write(rank, self.request.cell, "stderr", "\n".join(content["traceback"]) + "\n")
         elif kind == "ddl_outcome":
-            self.outcomes[rank] = Outcome.from_wire(content)
+            self.outcomes[rank] = Outcome.from_wire(content["outcome"])
+            self.samples.put(Sample.from_wire(content["sample"]))
         elif kind == "idle":
             self.idle.add(rank)
             self.folder.ended(rank)
@@ -107,12 +108,6 @@ class RunningCell:
 
     def finish(self) -> list[Outcome]:
         """Show what is left and freeze the picture; outcomes by rank, missing where a rank does not answer."""
-        time_left = time.monotonic() + 1.0
-        while not self.history.complete and time.monotonic() < time_left and not self._dead_since and self.done:
-            try:
-                self.history.add(self.samples.get(timeout=TICK))
-            except queue.Empty:
-                continue
         self._take_samples()
         self.history.finish(list(self.outcomes.values()))
         self._show(final=True)

@@ -51,8 +51,8 @@ class Runner:
         finally:
             self.context.end_cell()
         outcome = self._outcome(request, reply, time.monotonic() - started)
-        self.sampler.end()
-        self.kernel.publish("ddl_outcome", outcome.to_wire())
+        last = self.sampler.end()
+        self.kernel.publish("ddl_outcome", {"outcome": outcome.to_wire(), "sample": last.to_wire()})
         return reply
 
     def _set_names(self) -> None:

@@ -44,14 +44,15 @@ class Memory:
 
     def begin(self) -> None:
         """Let peaks begin anew, with a cell."""
-        self._hardware.reset_peak()
         for prepared in self._live():
             prepared.looks.forget_peak()
         with self._lock:
             self._peak = dict.fromkeys(KINDS, 0)
         self._base = self._peak_live = 0
         live = self._hardware.live()
-        if live is not None:
+        if live is None:
+            self._hardware.reset_peak()
+        else:
             self._base = self._peak_live = max(live - sum(self._kinds().values()), 0)
 
     def now(self) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """One thread on each rank that tells the notebook how the rank is: memory, state, the user's current line, new metrics.
 
-It sends a small record once a second while a cell runs, and a last one when the cell has ended. It never calls a
+It sends a small record once a second while a cell runs; the last one travels with the cell's outcome. It never calls a
 collective and never starts or synchronises CUDA, so that it can tell of a rank that hangs.
 """
 
@@ -53,12 +53,14 @@ class Sampler:
             self._since = time.monotonic()
             self._wake.notify()
 
-    def end(self) -> None:
-        """The cell has ended: send its last record, metrics that were still on the device included."""
-        self._send(last=True)
-        with self._wake:
-            self._request = None
-            self._since = time.monotonic()
+    def end(self) -> Sample:
+        """The cell has ended: its last record, metrics that were still on the device included."""
+        with self._lock:
+            last = self._sample(self._running(), last=True)
+            with self._wake:
+                self._request = None
+                self._since = time.monotonic()
+        return last
 
     def state(self) -> dict[str, Any]:
         """What this rank does now, for a question that comes out of band."""
@@ -78,34 +80,36 @@ class Sampler:
             with self._wake:
                 self._wake.wait_for(lambda: self._request is not None)
                 self._wake.wait(PERIOD)  # a cell that is over sooner has sent its only record itself
-            self._send(last=False)
+            with self._lock:  # the last record must be the last
+                if self._request is not None:
+                    self._publish(TELEMETRY, self._sample(self._request, last=False).to_wire())
 
-    def _send(self, *, last: bool) -> None:
-        with self._lock:  # the last record must be the last
-            request = self._request
-            if request is None:
-                return
-            line, source = self._where()
-            drained = self._context.recorder.drain(final=last)
-            state: State = "idle" if last else "running"
-            self._seq += 1
-            sample = Sample(
-                rank=self.rank,
-                seq=self._seq,
-                time=time.time(),
-                cell=request.cell,
-                run=request.run,
-                state=state,
-                line=line,
-                source=source,
-                memory=self._context.memory(),
-                peak=self._context.peak_memory(),
-                points=tuple(drained["points"]),
-                progress=drained["progress"],
-                notes=tuple(drained["notes"]),
-                last=last,
-            )
-            self._publish(TELEMETRY, sample.to_wire())
+    def _running(self) -> CellRequest:
+        if self._request is None:
+            raise RuntimeError("no cell is running on this rank")
+        return self._request
+
+    def _sample(self, request: CellRequest, *, last: bool) -> Sample:
+        line, source = (None, "") if last else self._where()
+        drained = self._context.recorder.drain(final=last)
+        state: State = "idle" if last else "running"
+        self._seq += 1
+        return Sample(
+            rank=self.rank,
+            seq=self._seq,
+            time=time.time(),
+            cell=request.cell,
+            run=request.run,
+            state=state,
+            line=line,
+            source=source,
+            memory=self._context.memory(),
+            peak=self._context.peak_memory(),
+            points=tuple(drained["points"]),
+            progress=drained["progress"],
+            notes=tuple(drained["notes"]),
+            last=last,
+        )
 
     def _where(self) -> tuple[int | None, str]:
         """Line number and text of the user's innermost line in the main thread."""
