@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import shlex
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
@@ -59,6 +60,7 @@ def ranks(text: str) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+@functools.cache  # argparse asks for the width of the terminal at each argument, which is slow in a kernel
 def cell_parser() -> Parser:
     """Build the parser of `%%ddl`."""
     parser = Parser("%%ddl", "Run this cell on every rank at once.")
