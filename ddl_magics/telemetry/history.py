@@ -96,8 +96,7 @@ class History:
                 self._note(note)
             rank.last = rank.last or sample.last
             for candidate in (sample.peak, sample.memory):
-                if _total(candidate) > _total(rank.peak):
-                    rank.peak = dict(candidate)
+                rank.peak = _higher(rank.peak, candidate)
             if arrival == "new":
                 self._replace(rank, sample, now)
             return True
@@ -173,6 +172,16 @@ class History:
         if sample.progress is not None:
             rank.progress = sample.progress
         rank.sample = sample
+
+
+def _higher(known: dict[str, int], seen: dict[str, int]) -> dict[str, int]:
+    """The peak so far: the highest total, and of each kind of a model the highest that was seen.
+
+    A rank may reach its highest total before it has looked at its model for the first time.
+    """
+    highest = seen if _total(seen) > _total(known) else known
+    kinds = {kind: max(known.get(kind, 0), seen.get(kind, 0)) for kind in ("parameters", "gradients", "optimizer")}
+    return {**highest, **kinds, "total": _total(highest)}
 
 
 def _total(memory: dict[str, int]) -> int:

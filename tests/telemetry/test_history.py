@@ -166,6 +166,15 @@ def test_peak_is_the_highest_total_with_its_kinds():
     assert sum(rank.memory.values()) == rank.total
 
 
+def test_peak_has_the_kinds_of_a_model_that_was_looked_at_after_the_highest_total():
+    history = run(1)
+    history.add(sample(0, 0, peak={"other": 30, "total": 30}))
+    history.add(sample(0, 1, peak={"parameters": 4, "optimizer": 8, "other": 17, "total": 29}))
+    rank = history.view().ranks[0]
+    assert rank.peak_total == 30
+    assert rank.peak == {"parameters": 4, "gradients": 0, "optimizer": 8, "other": 18, "reserved": 0}
+
+
 def test_kinds_add_up_to_the_total_whatever_is_reported():
     assert sum(by_kind({"parameters": 4, "total": 10}).values()) == 10
     assert by_kind({"parameters": 4, "other": 8, "reserved": 3, "total": 10})["other"] == 3
