@@ -52,3 +52,15 @@ def test_a_terminal_sees_and_ends_ranks_while_a_cell_blocks_the_kernel():
         assert "[1] 1" in book.run("%%ddl\nrank").text
     finally:
         book.close()
+
+
+def test_ranks_that_are_kept_outlive_the_kernel_until_a_terminal_ends_them():
+    book = Notebook()
+    started = book.run("%ddl start -n 2 --launcher local --keep", timeout=90)
+    pids = [child.pid for child in psutil.Process(book.pid).children(recursive=True)]
+    book.close()
+    assert started.ename is None, started.text
+    status = terminal("status")
+    assert status.stdout.count("idle") == 2, status
+    assert "2 ranks stopped" in terminal("stop").stdout
+    wait_for(lambda: alive(pids) == [], 5, "processes of the cluster")

@@ -102,7 +102,9 @@ class Cluster:
         log = logging.getLogger(f"ddl_magics.{self.folder.cluster_id}")
         log.propagate = False
         log.setLevel(logging.CRITICAL)  # the launcher's words are read from its own file
-        ours = self.options.environment(self.n) | lease.owner_variable(self.owner)
+        ours = self.options.environment(self.n)
+        if not self.options.keep:
+            ours |= lease.owner_variable(self.owner)
         ours["DDL_MAGICS_DEVICE"] = self.options.device
         engines = MPIRanksLauncher if self.mpi else LocalRanksLauncher
         cluster = ipp.Cluster(
