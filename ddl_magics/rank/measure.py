@@ -46,14 +46,13 @@ class Memory:
         """Let peaks begin anew, with a cell."""
         for prepared in self._live():
             prepared.looks.forget_peak()
-        with self._lock:
-            self._peak = dict.fromkeys(KINDS, 0)
-        self._base = self._peak_live = 0
         live = self._hardware.live()
         if live is None:
             self._hardware.reset_peak()
-        else:
-            self._base = self._peak_live = max(live - sum(self._kinds().values()), 0)
+        base = 0 if live is None else max(live - sum(self._kinds().values()), 0)
+        with self._lock:  # the sampler's thread must never see the new peak beside the old base
+            self._peak = dict.fromkeys(KINDS, 0)
+            self._base = self._peak_live = base
 
     def now(self) -> dict[str, int]:
         """Bytes by kind, with `total` and `capacity`; on a CPU also `resident`, the whole process."""
@@ -68,15 +67,18 @@ class Memory:
         """Take note of what is allocated at a moment when that may be the peak; costs microseconds."""
         self._note_peak()
         live = self._hardware.live()
-        if live is not None and live > self._peak_live:
-            self._peak_live = live
+        if live is not None:
+            with self._lock:
+                self._peak_live = max(live, self._peak_live)
 
     def peak(self) -> dict[str, int]:
         """Bytes by kind: the highest that each of a model's kinds was seen at, and the highest `total`."""
         self.notice()
+        with self._lock:
+            kinds, beyond = self._peak, self._peak_live - self._base
         if self._hardware.live() is None:
-            return _with_rest(self._peak, self._hardware.memory(), "peak_")
-        return _beyond(self._peak, self._peak_live - self._base)
+            return _with_rest(kinds, self._hardware.memory(), "peak_")
+        return _beyond(kinds, beyond)
 
     def _live(self) -> list[Prepared]:
         with self._lock:

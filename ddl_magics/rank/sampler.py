@@ -79,7 +79,10 @@ class Sampler:
         while True:
             with self._wake:
                 self._wake.wait_for(lambda: self._request is not None)
-                self._wake.wait(PERIOD)  # a cell that is over sooner has sent its only record itself
+                # A cell that is over sooner has sent its only record itself; one that begins meanwhile has a whole
+                # period of its own, in which what is counted by cell begins anew.
+                if self._wake.wait(PERIOD):
+                    continue
             with self._lock:  # the last record must be the last
                 if self._request is not None:
                     self._publish(TELEMETRY, self._sample(self._request, last=False).to_wire())
