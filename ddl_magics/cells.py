@@ -48,6 +48,8 @@ class Cells:
         self._deaths: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._dead: list[int] = []
         self._serial = 0
+        self._late_messages: queue.SimpleQueue[tuple[CellStream, Message] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._show_late, name="ddl late output", daemon=True).start()
         cluster.client.on_telemetry = self._telemetry
         cluster.client.on_leave = self._deaths.put
         cluster.client.on_late = self._late
@@ -60,9 +62,20 @@ class Cells:
             running.samples.put(Sample.from_wire(content))
 
     def _late(self, stream: CellStream, message: Message) -> None:
-        cell = self._by_stream.get(id(stream))
-        if cell:
-            threading.Thread(target=cell.late, args=(message,), daemon=True).start()
+        self._late_messages.put((stream, message))
+
+    def _show_late(self) -> None:
+        """Show what threads of cells print after their cell has ended, in a thread, until `close`."""
+        while (late := self._late_messages.get()) is not None:
+            stream, message = late
+            cell = self._by_stream.get(id(stream))
+            if cell:
+                cell.late(message)
+
+    def close(self) -> None:
+        """Let go of the cluster, which has ended."""
+        self._late_messages.put(None)
+        self.spool.close()
 
     # One cell.
 

@@ -133,7 +133,7 @@ class Session:
         screen = self._screen()
         cells, self._cells = self.cells, None
         killed = cells.cluster.stop()
-        cells.spool.close()
+        cells.close()
         hard = f" ({len(killed)} processes had to be killed)" if killed else ""
         screen.write("stdout", f"{cells.cluster.n} ranks stopped{hard}\n")
 
@@ -151,6 +151,7 @@ class Session:
         cells, self._cells = self._cells, None
         if cells and not self._options.keep:
             cells.cluster.stop()
+            cells.close()
 
     def status(self) -> None:
         """Show a table of the ranks."""
