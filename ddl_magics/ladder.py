@@ -10,6 +10,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Literal
 
+from ddl_magics.views.outputs import cause_in_words
 from ddl_magics.views.ranges import in_words
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ Stopped = Literal["", "user", "clock"]
 ANSWER_S = 2.0
 """Seconds that ranks have to answer an interrupt before they get another."""
 
+TELL_S = 1.5
+"""Seconds that the other ranks have to end a cell that has failed on one, before that is said."""
+
 GIVE_UP_S = 5.0
 """Seconds after that until the notebook stops waiting for them and names them."""
 
@@ -29,8 +33,10 @@ def follow(running: RunningCell) -> Stopped:
     """Show a cell until it has ended or is stopped; then `running.done` tells whether all ranks have ended it."""
     stopped: Stopped = ""
     try:
+        told = False
         while not running.done and not stopped:
             running.pump()
+            told = told or _tell_of_failure(running)
             limit = running.request.timeout
             if limit and time.monotonic() - running.started > limit and not running.done:
                 stopped = "clock"
@@ -39,6 +45,15 @@ def follow(running: RunningCell) -> Stopped:
     if stopped and not running.done:
         stop(running)
     return stopped
+
+
+def _tell_of_failure(running: RunningCell) -> bool:
+    """Say at once that a rank has failed, where others go on: they may wait for it in a collective."""
+    failed = [outcome for outcome in running.outcomes.values() if outcome.status == "error"]
+    if not failed or time.time() - min(outcome.failed_at or 0.0 for outcome in failed) < TELL_S:
+        return False
+    _say(running, f"{cause_in_words(failed)}; {in_words(running.waiting)} still in the cell, Stop ends it")
+    return True
 
 
 def stop(running: RunningCell) -> None:

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ddl_magics.errors import CellError, CellInterrupted, RankDiedError
-from ddl_magics.views.outputs import fold_tracebacks
+from ddl_magics.views.outputs import cause_in_words, fold_tracebacks
 from ddl_magics.views.ranges import in_words
 
 if TYPE_CHECKING:
@@ -34,23 +34,15 @@ def error_of(outcomes: Sequence[Outcome], stopped: Stopped, running: RunningCell
         said = f"the cell was stopped after {running.request.timeout:g} s"
         said += f", but {stuck}" if stuck else ""
         return CellError(said, "%ddl restart ends it" if stuck else "Give it more by --timeout")
+    failed = [outcome for outcome in outcomes if outcome.status == "error"]
+    if failed:  # also when the user then stopped the others: this is why they waited
+        tracebacks = fold_tracebacks(failed, labelled=len(running.stream.ranks) > 1)
+        cause = cause_in_words(failed) + (f"; {stuck}" if stuck else "")
+        remedy = "%ddl restart ends it" if stuck else ""
+        return CellError(cause, remedy, tracebacks="\n\n".join(text for _, text in tracebacks))
     if stopped == "user" or any(outcome.status == "interrupted" for outcome in outcomes):
         return CellInterrupted(f"{stuck}; %ddl restart ends it" if stuck else "the cell was stopped on every rank")
-    failed = sorted((o for o in outcomes if o.status != "ok"), key=lambda o: o.failed_at or 0.0)
-    if not failed:
-        return None
-    tracebacks = fold_tracebacks(failed, labelled=len(running.stream.ranks) > 1)
-    return CellError(_cause(failed), tracebacks="\n\n".join(text for _, text in tracebacks))
-
-
-def _cause(failed: Sequence[Outcome]) -> str:
-    """Which ranks failed with what, the first in time first."""
-    first = failed[0]
-    same = [o.rank for o in failed if (o.ename, o.evalue, o.line) == (first.ename, first.evalue, first.line)]
-    others = [o.rank for o in failed if o.rank not in same]
-    place = f" in line {first.line} of the cell" if first.line else ""
-    message = f"{in_words(same)} failed{place} with {first.ename}: {_short(first.evalue)}"
-    return f"{message}; {in_words(others)} failed after that" if others else message
+    return None
 
 
 def death(dead: Sequence[int], printed: str) -> RankDiedError:
@@ -79,8 +71,3 @@ def how_it_ended(printed: str) -> str:
         return f" (signal {number}{' ' + name if name else ''}{hint})"
     code = re.search(r"(?:Exit code:\s*|EXIT CODE: |exit code )(\d+)", printed, re.IGNORECASE)
     return f" (exit code {code.group(1)})" if code else ""
-
-
-def _short(text: str) -> str:
-    first = text.strip().splitlines()[0] if text.strip() else ""
-    return first if len(first) <= 200 else first[:199] + "…"

@@ -72,6 +72,18 @@ def fold_tracebacks(outcomes: Sequence[Outcome], *, labelled: bool = True) -> li
     return folded
 
 
+def cause_in_words(failed: Sequence[Outcome]) -> str:
+    """Which ranks failed with what, the first in time first: the others may have failed because of it."""
+    first, *_ = sorted(failed, key=lambda o: (_failed_at(o), o.rank))
+    same = [o.rank for o in failed if (o.ename, o.evalue, o.line) == (first.ename, first.evalue, first.line)]
+    others = [o.rank for o in failed if o.rank not in same]
+    place = f" in line {first.line} of the cell" if first.line else ""
+    said = next(iter(first.evalue.strip().splitlines()), "")
+    said = said if len(said) <= 200 else f"{said[:199]}…"
+    message = f"{in_words(same)} failed{place} with {first.ename}: {said}"
+    return f"{message}; {in_words(others)} failed after that" if others else message
+
+
 def _failed_at(outcome: Outcome) -> float:
     return math.inf if outcome.failed_at is None else outcome.failed_at
 

@@ -131,6 +131,20 @@ def test_what_cannot_be_moved_is_one_line(ranks2):
     assert "rank 0: 'theirs'" in shown.evalue
 
 
+def test_a_failure_is_told_at_once_while_other_ranks_wait_and_is_the_error_after_a_stop(ranks2):
+    cell = ranks2.send(
+        "%%ddl\nimport time\nif rank == 1:\n    raise ValueError('the cause')\nwhile True:\n    time.sleep(0.1)"
+    )
+    told = ranks2.result(cell, 10, until=lambda shown: "the cause" in shown.stderr)
+    assert "rank 1 failed in line 4 of the cell with ValueError: the cause" in told.stderr
+    assert "rank 0 still" in told.stderr
+    ranks2.interrupt()
+    shown = ranks2.result(cell, 15)
+    assert shown.ename == "CellError"
+    assert "rank 1 failed in line 4 of the cell with ValueError: the cause" in shown.evalue
+    assert ranks2.run("%%ddl\n1").ename is None
+
+
 def test_a_rank_that_is_killed_is_noticed_within_two_seconds_and_restart_mends_it():
     book = Notebook()
     try:
