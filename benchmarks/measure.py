@@ -169,7 +169,11 @@ def torchrun(script: Path, ranks: int, *arguments: str) -> str:
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={ranks}",
                "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", str(script), *arguments]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        message = f"torchrun {script.name} failed:\n{done.stderr[-3000:]}"
+        raise RuntimeError(message)
+    return done.stdout
 
 
 def main(measure: Callable[[bool], list[Row]], about: str) -> None:
