@@ -22,7 +22,7 @@ from ddl_magics.views.panel import Panel
 from ddl_magics.views.ranges import in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ddl_magics.cluster.cluster import Cluster
     from ddl_magics.cluster.ipp import CellStream, Message
@@ -93,13 +93,14 @@ class Cells:
         if self.dead() or self.cluster.ended():
             raise verdict.death(self._dead, self.cluster.printed())
         if self.background:
-            raise BusyError("A cell runs in the background", "%ddl wait waits for it, Stop ends it then")
+            raise BusyError("A cell runs in the background", "%ddl wait waits for it, and Stop during that ends it")
         running = self.running
         if running and not running.done:
             running.pump()  # a cell that was given up may have ended meanwhile
         if running and not running.done:
             raise BusyError(
-                f"{in_words(running.waiting)} did not end the cell In[{running.request.cell}]", "%ddl restart ends it"
+                f"{in_words(running.waiting)} did not end the cell In[{running.request.cell}]",
+                "%ddl restart ends the cell",
             )
         self.running = None
 
@@ -134,27 +135,30 @@ class Cells:
 
     def run(self, requests: Sequence[CellRequest], options: CellOptions, line: str, screen: Screen) -> None:
         """Run the requests one after the other; raises what the first that fails ends with."""
-        for request in requests:
-            self._end(self._start(request, options, line, screen))
-        if len(requests) > 1:
-            table.show_runs(self.runs.rows([request.run for request in requests]), screen)
+        begun = []
+        try:
+            for request in requests:
+                begun.append(request.run)
+                self._end(self._start(request, options, line, screen))
+        finally:
+            rows = self.runs.rows(begun) if len(requests) > 1 else []
+            if rows:
+                table.show_runs(rows, screen)
 
-    def run_in_background(
-        self, requests: Sequence[CellRequest], options: CellOptions, line: str, screen: Screen
-    ) -> None:
-        """As `run`, in a thread; `wait` raises what it ends with."""
+    def in_background(self, work: Callable[[], None], screen: Screen) -> None:
+        """Call `work` in a thread; what it raises is shown, and raised again by `wait`."""
         self.background_error = None
 
-        def work() -> None:
+        def follow() -> None:
             try:
-                self.run(requests, options, line, screen)
+                work()
             except BaseException as error:  # noqa: BLE001 - kept for `wait`, and shown now
                 self.background_error = error
                 screen.write("stderr", in_text(error) + "\n")
             finally:
                 self.background = None
 
-        self.background = threading.Thread(target=work, name="ddl cell", daemon=True)
+        self.background = threading.Thread(target=follow, name="ddl cell", daemon=True)
         self.background.start()
 
     def wait(self) -> None:

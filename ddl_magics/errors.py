@@ -92,6 +92,12 @@ class UsageOnRankError(DDLError):
     """A call of the context that cannot work as written: `step` before `prepare`, for example."""
 
 
+def by_name(name: str) -> type[DDLError] | None:
+    """The class of ours that a rank's error has, by its name; None for one of another's."""
+    kind = globals().get(name)
+    return kind if isinstance(kind, type) and issubclass(kind, DDLError) else None
+
+
 def nearest(word: str, valid: list[str]) -> str:
     """A remedy that names the nearest valid word, or all of them when none is near."""
     import difflib

@@ -61,9 +61,8 @@ class DDLMagics(Magics):
     def cell(self, line: str, cell: str) -> None:
         """Run the cell on every rank: `%%ddl [--strategy SPEC] [options]`; `%ddl help ddl` shows the options."""
         options = parsing.cell_options(line)
-        results = self.session.run(cell, options, line, self._shell.execution_count)
-        if options.keep_as:
-            self._shell.user_ns[options.keep_as] = results
+        number = len(self._shell.user_ns["In"]) - 1  # IPython 9 has counted on already
+        self.session.run(cell, options, line, number, self._shell.user_ns)
 
     def _start(self, **args: Any) -> None:
         self.session.start(_cluster_options(args))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import keyword
 import shlex
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
@@ -53,7 +54,7 @@ def ranks(text: str) -> tuple[int, ...]:
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        if not first.isdigit() or (dash and not last.isdigit()) or int(last or first) < int(first):
             msg = f"--ranks {text} is not a list of ranks"
             raise UsageError(msg, "For example --ranks 0,2-3.")
         found |= set(range(int(first), int(last or first) + 1))
@@ -159,7 +160,7 @@ def cell_options(line: str) -> CellOptions:
     if args.timeout is not None and args.timeout <= 0:
         msg = f"--timeout {args.timeout:g} is not a time"
         raise UsageError(msg, "It is in seconds and must be above 0.")
-    if args.keep_as is not None and not args.keep_as.isidentifier():
+    if args.keep_as is not None and (not args.keep_as.isidentifier() or keyword.iskeyword(args.keep_as)):
         msg = f"-o {args.keep_as} is not a name"
         raise UsageError(msg, "Give the name of a variable.")
     return CellOptions(

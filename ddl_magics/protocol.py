@@ -103,6 +103,11 @@ class Point(Wire):
     weight: float = 1.0
     """This rank's weight in the mean over ranks (its number of samples or tokens)."""
 
+    @classmethod
+    def from_wire(cls, wire: dict[str, Any]) -> Self:
+        # JSON has no NaN and no infinity: Jupyter's messages carry their names.
+        return super().from_wire(wire | {name: float(wire[name]) for name in ("value", "weight") if name in wire})
+
 
 @dataclass(frozen=True)
 class Progress(Wire):

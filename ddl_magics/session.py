@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import atexit
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
-import ipyparallel as ipp
 
 from ddl_magics import errors
 from ddl_magics.cells import Cells
 from ddl_magics.cluster.cluster import Cluster
 from ddl_magics.cluster.options import ClusterOptions
-from ddl_magics.errors import DDLError, NoClusterError, StartError, TransferError, UsageError
+from ddl_magics.errors import CellInterrupted, NoClusterError, StartError, TransferError, UsageError
 from ddl_magics.protocol import World
 from ddl_magics.strategies import spec as specs
 from ddl_magics.telemetry.runs import Runs
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
     from ddl_magics.parsing import CellOptions
     from ddl_magics.views.screen import Screen
+
+T = TypeVar("T")
 
 
 class Session:
@@ -55,6 +58,8 @@ class Session:
         """Start the ranks; the same start again says what runs, a different one is an error."""
         screen = self._screen()
         if self._cells is not None:
+            if self._cells.dead() or self._cells.cluster.ended():
+                self._cells.check_ready()
             wanted, running = options.world_size(), self._cells.cluster.n
             if replace(options, n=wanted, strategy=None) == replace(self._options, n=running, strategy=None):
                 self._set_default(options)
@@ -69,13 +74,18 @@ class Session:
             screen.write("stdout", "\r" + text.ljust(shown[0]))
             shown[0] = len(text)
 
+        if options.strategy:
+            specs.check(specs.parse(options.strategy), options.world_size(), options.world_size())
         self._set_default(options)
         cluster = Cluster(options)
-        cluster.start(tell)
         try:
+            cluster.start(tell)
             self._join(cluster, tell)
+        except KeyboardInterrupt:
+            to_the_end(cluster.stop)
+            raise CellInterrupted("the start was stopped; none of its processes is left") from None
         except BaseException:
-            cluster.stop()
+            to_the_end(cluster.stop)
             raise
         self._options = replace(options, n=cluster.n)
         self._cells = Cells(cluster, self.runs)
@@ -131,15 +141,18 @@ class Session:
     def stop(self) -> None:
         """End all ranks, verified gone."""
         screen = self._screen()
-        cells, self._cells = self.cells, None
-        killed = cells.cluster.stop()
+        cells = self.cells
+        killed = to_the_end(cells.cluster.stop)
         cells.close()
+        self._cells = None
         hard = f" ({len(killed)} processes had to be killed)" if killed else ""
         screen.write("stdout", f"{cells.cluster.n} ranks stopped{hard}\n")
 
     def restart(self, changes: dict[str, Any]) -> None:
         """End the ranks and start them again, with the same options but for what is given."""
-        self.cells  # noqa: B018 - raises where there is nothing to restart
+        if self._cells is None:
+            self.start(replace(self._options, **changes))
+            return
         options = replace(self._options, **changes)
         if options.n == self._options.n and {"nproc_per_node", "device"} & set(changes):
             options = replace(options, n=None)
@@ -166,19 +179,23 @@ class Session:
 
     # Cells.
 
-    def run(self, code: str, options: CellOptions, line: str, number: int) -> list[Any] | None:
-        """Run a cell on the ranks; the results by rank where they were asked for."""
+    def run(self, code: str, options: CellOptions, line: str, number: int, namespace: dict[str, Any]) -> None:
+        """Run a cell on the ranks; the results by rank go into `namespace`, where they were asked for."""
         cells = self.cells
         cells.check_ready()
         requests = cells.requests(code, options, self.strategy, number)
+        screen = self._screen()
+
+        def work() -> None:
+            cells.run(requests, options, line, screen)
+            if options.keep_as is not None:
+                ranks = requests[-1].ranks or range(cells.cluster.n)
+                namespace[options.keep_as] = self._fetch("result", dict.fromkeys(ranks, (number,)))
+
         if options.background:
-            cells.run_in_background(requests, options, line, self._screen())
-            return None
-        cells.run(requests, options, line, self._screen())
-        if options.keep_as is None:
-            return None
-        ranks = requests[-1].ranks or range(cells.cluster.n)
-        return self._fetch("result", dict.fromkeys(ranks, (number,)))
+            cells.in_background(work, screen)
+        else:
+            work()
 
     def wait(self) -> None:
         """Wait for the cell that runs in the background."""
@@ -237,17 +254,7 @@ class Session:
         """Call a function of rank.transfer; an error of ours on a rank is raised as it was there, with the rank."""
         cluster = self.cells.cluster
         futures = cluster.client.call(f"ddl_magics.rank.transfer:{function}", args)
-        results: dict[int, Any] = {}
-        for rank, future in futures.items():
-            try:
-                results |= cluster.wait({rank: future}, timeout=float("inf"))
-            except ipp.RemoteError as error:
-                kind = getattr(errors, error.ename, None)
-                if isinstance(kind, type) and issubclass(kind, DDLError):
-                    msg = f"rank {rank}: {error.evalue}"
-                    raise kind(msg) from None
-                raise
-        return results
+        return cluster.wait(futures, timeout=float("inf"))
 
     def _check_rank(self, rank: int | None) -> None:
         n = self.cells.cluster.n
@@ -276,3 +283,13 @@ class Session:
             msg = f"there is no run {key!r}"
             raise UsageError(msg, errors.nearest(key or "", [h.info.name for h in histories]))
         Panel(history, self._screen()).freeze()
+
+
+def to_the_end(work: Callable[[], T]) -> T:
+    """Do what must not be left half done: an interrupt waits until it is over. Raises what it raises."""
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(work)
+        while not future.done():
+            with suppress(KeyboardInterrupt):
+                wait([future])
+    return future.result()

@@ -33,15 +33,17 @@ def error_of(outcomes: Sequence[Outcome], stopped: Stopped, running: RunningCell
     if stopped == "clock":
         said = f"the cell was stopped after {running.request.timeout:g} s"
         said += f", but {stuck}" if stuck else ""
-        return CellError(said, "%ddl restart ends it" if stuck else "Give it more by --timeout")
+        return CellError(said, "%ddl restart ends the cell" if stuck else "Give it more by --timeout")
     failed = [outcome for outcome in outcomes if outcome.status == "error"]
     if failed:  # also when the user then stopped the others: this is why they waited
         tracebacks = fold_tracebacks(failed, labelled=len(running.stream.ranks) > 1)
         cause = cause_in_words(failed) + (f"; {stuck}" if stuck else "")
-        remedy = "%ddl restart ends it" if stuck else ""
+        remedy = "%ddl restart ends the cell" if stuck else ""
         return CellError(cause, remedy, tracebacks="\n\n".join(text for _, text in tracebacks))
     if stopped == "user" or any(outcome.status == "interrupted" for outcome in outcomes):
-        return CellInterrupted(f"{stuck}; %ddl restart ends it" if stuck else "the cell was stopped on every rank")
+        return CellInterrupted(
+            f"{stuck}; %ddl restart ends the cell" if stuck else "the cell was stopped on every rank"
+        )
     return None
 
 

@@ -31,6 +31,8 @@ class Shown:
     updates: int = 0
     messages: int = 0
     bytes: int = 0
+    number: int = 0
+    """Of the cell, as the front end shows it."""
     ename: str | None = None
     evalue: str = ""
     traceback: str = ""
@@ -49,8 +51,10 @@ class Notebook:
     def __init__(self, cwd: Path | None = None, env: dict[str, str] | None = None, *, load: bool = True) -> None:
         self.manager = KernelManager(kernel_name="python3", context=zmq.Context())
         # The kernel of this very environment, whatever kernelspecs the machine has.
+        inherited = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+        # With that variable ipykernel does not read file descriptors 1 and 2, as it does for a user.
         self.manager.start_kernel(
-            cwd=str(cwd) if cwd else None, env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+            cwd=str(cwd) if cwd else None, env={**inherited, "OMP_NUM_THREADS": "1", **(env or {})}
         )
         self.client = self.manager.blocking_client()
         self.client.start_channels()
@@ -102,6 +106,8 @@ class Notebook:
             place = places.get(content["transient"]["display_id"])
             if place is not None:
                 shown.displays[place] = content["data"]
+        elif kind == "execute_input":
+            shown.number = content["execution_count"]
         elif kind == "error":
             shown.ename, shown.evalue = content["ename"], content["evalue"]
             shown.traceback = ANSI.sub("", "\n".join(content["traceback"]))

@@ -16,7 +16,7 @@ import ipyparallel as ipp
 import psutil
 from ipyparallel.cluster.launcher import LocalControllerLauncher
 
-from ddl_magics import lease
+from ddl_magics import errors, lease
 from ddl_magics.cluster import diagnosis, mpi
 from ddl_magics.cluster.folder import Card, ClusterFolder, remove_leftovers
 from ddl_magics.cluster.ipp import RankClient
@@ -239,7 +239,13 @@ class Cluster:
                     msg = f"no answer from ranks {late} within {timeout or self.options.timeout:g} s"
                     raise TimeoutError(msg)
                 time.sleep(0.002)
-            results[rank] = future.result()
+            try:
+                results[rank] = future.result()
+            except ipp.RemoteError as error:
+                kind = errors.by_name(error.ename)
+                if kind is None:
+                    raise
+                raise kind(f"rank {rank}: {error.evalue}") from None
         return results
 
     def ended(self) -> bool:
@@ -259,6 +265,8 @@ class Cluster:
 
         The controller goes last: each rank's nanny tells it that the rank has ended, and would wait for it in vain.
         """
+        if not hasattr(self, "ipp"):
+            return []
         self._note_processes()
         if hasattr(self, "client"):
             self.client.on_leave = None

@@ -16,6 +16,7 @@ from typing import Any
 
 from jupyter_core.paths import jupyter_runtime_dir
 
+from ddl_magics.errors import StartError
 from ddl_magics.lease import Process
 
 
@@ -56,9 +57,16 @@ class ClusterFolder:
     def new(cls) -> ClusterFolder:
         """Make a folder with an id that is not taken."""
         folder = cls(f"ddl-{secrets.token_hex(4)}")
-        for path in (folder.path, folder.output, folder.path / "security", folder.path / "log", folder.path / "pid"):
-            path.mkdir(mode=0o700, parents=True)
+        try:
+            folder._make()
+        except OSError as error:
+            msg = f"the folder {folder.path} cannot be made: {error.strerror}"
+            raise StartError(msg, "Set JUPYTER_RUNTIME_DIR to a folder that you can write") from None
         return folder
+
+    def _make(self) -> None:
+        for path in (self.path, self.output, self.path / "security", self.path / "log", self.path / "pid"):
+            path.mkdir(mode=0o700, parents=True)
 
     @property
     def output(self) -> Path:

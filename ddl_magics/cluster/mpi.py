@@ -105,16 +105,17 @@ def environment(mpi: MPI) -> dict[str, str]:
     Binding is off, because ranks outnumber cores on a laptop, and a rank's threads are limited by `OMP_NUM_THREADS`.
     Variables that the user has set are left alone.
     """
+    home = {} if "HOME" in os.environ else {"HOME": str(Path.home())}  # Open MPI will not start without one
     if mpi.vendor != "Open MPI":
-        return {}
-    wanted = {
+        return home
+    wanted = home | {
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",  # Open MPI 5
         "PRTE_MCA_hwloc_default_binding_policy": "none",
         "OMPI_MCA_rmaps_base_oversubscribe": "1",  # Open MPI 4
         "OMPI_MCA_hwloc_base_binding_policy": "none",
     }
     if mpi.version[:1] >= (5,):
-        wanted = {name: value for name, value in wanted.items() if name.startswith("PRTE")}
+        wanted = {name: value for name, value in wanted.items() if not name.startswith("OMPI_MCA")}
     if os.geteuid() == 0:
         wanted |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return {name: value for name, value in wanted.items() if name not in os.environ}

@@ -37,12 +37,9 @@ class ClusterOptions:
         if self.device not in DEVICES:
             msg = f"there is no device {self.device!r}"
             raise UsageError(msg, nearest(self.device, list(DEVICES)))
-        for name in ("n", "nnodes", "nproc_per_node"):
-            value = getattr(self, name)
+        for flag, value in (("-n", self.n), ("--nnodes", self.nnodes), ("--nproc-per-node", self.nproc_per_node)):
             if value is not None and value < 1:
-                msg = (
-                    f"--{name.replace('_', '-')} {value} is not a number of {'nodes' if name == 'nnodes' else 'ranks'}"
-                )
+                msg = f"{flag} {value} is not a number of {'nodes' if flag == '--nnodes' else 'ranks'}"
                 raise UsageError(msg, "It must be 1 or more.")
         if self.timeout <= 0:
             msg = f"--timeout {self.timeout:g} is not a time"

@@ -184,6 +184,9 @@ class Context(Scope):
                 raise UsageOnRankError(
                     f"log({name}=...) takes one number, got {tuple(value.shape)}", "Reduce it first."
                 )
+            if not isinstance(value, torch.Tensor) and not hasattr(value, "__float__"):
+                raise UsageOnRankError(f"log({name}=...) takes one number, got {value!r}", "Print what is none.")
+        for name, value in scalars.items():
             step = self._step or self._logged.get(name, 0) + 1
             self._logged[name] = step
             self.recorder.record(name, step, value)

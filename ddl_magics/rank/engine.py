@@ -17,7 +17,10 @@ from ipykernel.compiler import get_tmp_directory
 from ipyparallel.engine import app
 from ipyparallel.engine.kernel import IPythonParallelKernel
 
+from ddl_magics.errors import UsageOnRankError
 from ddl_magics.protocol import CellRequest
+
+_in_cell: contextvars.ContextVar[bool] = contextvars.ContextVar("in a cell")
 
 
 class _MainThreadOnly:
@@ -39,6 +42,7 @@ class RankKernel(IPythonParallelKernel):
         super().__init__(**kwargs)
         self.requests = {}
         self.cell_parent: dict[str, Any] = {}
+        self.shell.ask_exit = self.refuse_exit
 
     async def do_execute(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Run code; a `%%ddl` cell, known by its metadata, is run by the runner."""
@@ -53,12 +57,18 @@ class RankKernel(IPythonParallelKernel):
         async def execute() -> dict[str, Any]:
             before = getattr(self, "shell_channel_thread", None)
             self.shell_channel_thread: Any = _MainThreadOnly
+            _in_cell.set(True)
             try:
                 return await super(RankKernel, self).do_execute(*args, **kwargs)  # type: ignore[no-any-return]
             finally:
                 self.shell_channel_thread = before
+                _in_cell.set(False)
 
         return await self.runner.run(request, execute)  # type: ignore[no-any-return]
+
+    def refuse_exit(self) -> None:
+        """`exit()` in a cell would end this rank's process, and MPI all others with it."""
+        raise UsageOnRankError("exit() in a cell would end the rank", "%ddl stop ends all of them")
 
     def ddl_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """Answer a request on the control thread, whatever the main thread does."""
@@ -103,6 +113,9 @@ def threads_keep_their_cell() -> None:
     start = threading.Thread.start
 
     def start_in_context(self: threading.Thread) -> None:
+        if not _in_cell.get(False):  # the engine's own threads, such as the one that reads file descriptors 1 and 2
+            start(self)
+            return
         self.run = partial(contextvars.copy_context().run, self.run)  # type: ignore[method-assign]
         start(self)
 

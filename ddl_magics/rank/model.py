@@ -48,6 +48,7 @@ class Model:
         return type(self._ddl.prepared.module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._ddl.used = True
         return self._ddl.prepared(*args, **kwargs)
 
     @property

@@ -36,7 +36,7 @@ class Models:
         self._known = [known for known in self._known if known() is not None]
 
     def meant(self, model: Any, call: str, cell: int) -> Training:
-        """Which model a call means: the one given, or the only one of this cell, or the only one.
+        """Which model a call means: the one given, or the only one prepared in this cell, used in it, or alive.
 
         Raises
         ------
@@ -58,6 +58,7 @@ class Models:
         live = self.live()
         candidates = [training for training in live if training.prepared.optimizer is not None] or live
         candidates = [training for training in candidates if training.cell == cell] or candidates
+        candidates = [training for training in candidates if training.used] or candidates
         if not candidates:
             raise UsageOnRankError(f"{call} was called and no model is prepared", "Call ddl.prepare before.")
         if len(candidates) > 1:

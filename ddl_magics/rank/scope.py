@@ -128,6 +128,8 @@ class Scope:
         self._firsts = 0
         self._losses: weakref.WeakKeyDictionary[Training, tuple[str, int]] = weakref.WeakKeyDictionary()
         self._step = 0
+        for training in self._models.live():
+            training.used = False
         self._logged: dict[str, int] = {}
 
     def _strategy(self) -> Strategy:

@@ -45,6 +45,8 @@ class Training:
         self.cell = cell
         self.autocast = autocast
         self.closed = False
+        self.used = False
+        """Its forward was called in this cell."""
         self._calls = 0
         """Calls of `step` in this group that did not act."""
         self._group = accumulate

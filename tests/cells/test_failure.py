@@ -48,8 +48,14 @@ def test_a_cell_that_does_not_parse_fails_in_one_place(ranks2):
 
 def test_the_traceback_carries_the_number_of_the_notebook_cell(ranks2):
     shown = ranks2.run("%%ddl\nraise KeyError('x')")
-    number = ranks2.value("get_ipython().execution_count") - 1
-    assert f"Cell In[{number}]" in shown.traceback.replace("Input In", "Cell In")
+    assert f"Cell In[{shown.number}]" in shown.traceback
+
+
+def test_exit_in_a_cell_is_refused_and_the_ranks_live_on(ranks2):
+    shown = ranks2.run("%%ddl\nexit()")
+    assert shown.ename == "CellError"
+    assert "%ddl stop" in shown.evalue
+    assert "[0-1] 2" in ranks2.run("%%ddl\n1 + 1").text
 
 
 def test_stop_reaches_plain_python_on_every_rank_and_the_next_cells_run_at_once(ranks2):
@@ -92,6 +98,8 @@ def test_a_mistake_is_one_line_that_names_the_nearest_word(ranks2):
         "%%ddl --strategy zero:4\n1": "4",
         "%%ddl --strategy axonn:3x1x1\n1": "3",
         "%%ddl --ranks 0,7\n1": "no rank 7",
+        "%%ddl --ranks 1-0\n1": "not a list of ranks",
+        "%%ddl -o class\n1": "not a name",
         "%%ddl --precision fp8\n1": "fp8",
     }.items():
         shown = ranks2.run(typed, timeout=10)

@@ -28,6 +28,19 @@ def test_the_last_expression_is_displayed_and_equal_results_once(ranks2):
     assert ranks2.run("%%ddl\n6 * 7;").displays == []
 
 
+def test_what_is_written_to_file_descriptors_and_by_children_comes_through(ranks2):
+    shown = ranks2.run("%%ddl\nimport os, subprocess\nos.write(1, b'raw\\n')\nsubprocess.run(['echo', 'from a child']);"
+                       "\nimport time\ntime.sleep(0.5)")  # fmt: skip
+    assert "[0-1] raw" in shown.stdout
+    assert "[0-1] from a child" in shown.stdout
+
+
+def test_results_of_a_cell_in_the_background_are_kept_too(ranks2):
+    ranks2.run("%%ddl --bg -o later\nrank * 10")
+    assert ranks2.run("%ddl wait").ename is None
+    assert ranks2.value("later") == [0, 10]
+
+
 def test_images_and_html_come_through(ranks2):
     ranks2.run("%%ddl\nfrom IPython.display import HTML, display\nimport matplotlib.pyplot as plt")
     shown = ranks2.run("%%ddl\ndisplay(HTML('<b>bold</b>'))\nplt.figure(figsize=(1, 1))\nplt.plot([1, 2]);")

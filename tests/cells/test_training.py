@@ -133,6 +133,27 @@ def test_the_panel_moves_while_a_cell_runs_with_few_messages(ranks2):
     assert shown.messages < 40
 
 
+def test_nan_and_infinity_are_kept_and_marked_and_the_cell_goes_on(ranks2):
+    shown = ranks2.run(
+        "%%ddl --name wild\nfor value in (1.0, float('nan'), float('inf'), 2.0):\n    ddl.log(loss=value)\n'went on'"
+    )
+    assert shown.ename is None, shown.text
+    assert "'went on'" in shown.text
+    assert "nan" in ranks2.run("%ddl show wild").text.lower()
+    assert ranks2.run("%%ddl\n1").ename is None
+
+
+def test_a_displayed_model_does_not_stand_in_the_way_of_the_next(ranks2):
+    cell = (
+        "%%ddl\nimport torch\nlayer = torch.nn.Linear(4, 1)\n"
+        "model, optimizer = ddl.prepare(layer, torch.optim.SGD(layer.parameters(), lr=0.1))\nmodel"
+    )
+    for _ in range(3):
+        assert ranks2.run(cell).ename is None
+    shown = ranks2.run("%%ddl\nddl.backward(model(torch.ones(2, 4)).pow(2).mean())\nddl.step()")
+    assert shown.ename is None, shown.text
+
+
 def test_without_a_reader_the_panel_is_plain_lines():
     book = Notebook()
     try:

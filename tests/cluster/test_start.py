@@ -216,6 +216,22 @@ def test_an_interrupt_during_the_start_leaves_no_process(book):
     assert book.run("%ddl start -n 2", timeout=90).ename is None
 
 
+def test_an_interrupt_during_the_stop_waits_until_all_processes_are_gone(book):
+    assert book.run("%ddl start -n 2", timeout=90).ename is None
+    pids = family(book)
+    stop = book.send("%ddl stop")
+    wait_for(lambda: alive(pids) != pids, 10, "the stop to begin")
+    book.interrupt()
+    book.result(stop, 30)
+    assert alive(pids) == []
+    assert book.run("%ddl stop").ename == "NoClusterError"
+
+
+def test_what_cannot_run_is_refused_before_any_rank_starts(book):
+    assert book.run("%ddl start -n 2 --strategy axonn:3x1x1", timeout=10).ename == "SpecError"
+    assert family(book) == []
+
+
 def test_a_killed_kernel_takes_its_ranks_with_it_within_30_seconds(tmp_path):
     book = Notebook()
     assert book.run("%ddl start -n 2", timeout=90).ename is None

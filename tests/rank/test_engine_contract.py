@@ -44,7 +44,9 @@ def test_a_thread_sees_the_context_of_the_code_that_started_it(monkeypatch):
     variable = contextvars.ContextVar("cell")
     variable.set("first")
     seen = []
+    engine._in_cell.set(True)
     thread = threading.Thread(target=lambda: seen.append(variable.get("none")))
     thread.start()
     thread.join()
+    engine._in_cell.set(False)
     assert seen == ["first"]
