@@ -1,4 +1,4 @@
-"""A script for torchrun whose second half is also a `%%ddl` cell: the first all-reduce of a new world."""
+"""A script for torchrun, with a part that is also a `%%ddl` cell: the first all-reduce of a new world."""
 
 import os
 
@@ -16,3 +16,6 @@ one = torch.ones(1)
 torch.distributed.all_reduce(one)
 if rank == 0:
     print(f"finished at {time.time()} ", flush=True)
+
+# After the cell:
+dist.destroy_process_group()

@@ -164,6 +164,11 @@ def close(notebook: CountingNotebook) -> None:
     notebook.close()
 
 
+def cell_of(script: Path) -> str:
+    """The part of a script that is also a cell."""
+    return script.read_text().partition("# The cell:")[2].partition("# After the cell:")[0]
+
+
 def torchrun(script: Path, ranks: int, *arguments: str) -> str:
     """Run a script under torchrun and return what it printed."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={ranks}",

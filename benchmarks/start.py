@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from benchmarks.measure import CountingNotebook, Row, in_turn, main, torchrun
+from benchmarks.measure import CountingNotebook, Row, cell_of, in_turn, main, torchrun
 
 SCRIPT = Path(__file__).with_name("first_collective.py")
 
@@ -15,7 +15,7 @@ def ours(ranks: int) -> float:
     notebook = CountingNotebook()
     began = time.time()
     notebook.run(f"%ddl start -n {ranks} --device cpu --env OMP_NUM_THREADS=1")
-    shown = notebook.run(f"%%ddl --output rank0\n{SCRIPT.read_text().partition('# The cell:')[2]}")
+    shown = notebook.run(f"%%ddl --output rank0\n{cell_of(SCRIPT)}")
     took = finished(shown.stdout) - began
     notebook.run("%ddl stop")
     notebook.close()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.measure import Row, close, ddl, in_turn, main, torchrun
+from benchmarks.measure import Row, cell_of, close, ddl, in_turn, main, torchrun
 
 SCRIPT = Path(__file__).with_name("training_script.py")
 
 
 def body() -> str:
     """The lines that are also a cell."""
-    return SCRIPT.read_text().partition("# The cell:")[2]
+    return cell_of(SCRIPT)
 
 
 def told(printed: str, what: str) -> float:

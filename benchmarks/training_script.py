@@ -1,4 +1,4 @@
-"""A script for torchrun whose second half is also a `%%ddl` cell: trains a small Llama, prints tokens a second."""
+"""A script for torchrun, with a part that is also a `%%ddl` cell: trains a small Llama, prints tokens a second."""
 
 import ddl_magics
 
@@ -33,3 +33,6 @@ seconds = [after - before for before, after in zip(stamps[warm_up:], stamps[warm
 # The mean holds all that a cell may cost, stalls too; the median step is what the sampler is judged by.
 ddl.print(f"tokens a second {batch_size * length / statistics.mean(seconds)} ")
 ddl.print(f"median step {statistics.median(seconds) * 1e3} ")
+
+# After the cell:
+ddl.close()
