@@ -325,9 +325,18 @@ class TestMistakes:
         one, _ = prepared(ddl)
         two, _ = prepared(ddl)
         with pytest.raises(DDLError, match=r"which of Scale, Scale is meant. Write ddl.backward\(..., model=...\)"):
-            ddl.backward(one(torch.tensor(1.0)))
+            ddl.backward(one(torch.tensor(1.0)) + two(torch.tensor(1.0)))
         ddl.backward(two(torch.tensor(1.0)), model=two)
         ddl.step(model=two)
+        assert (one.w.item(), two.w.item()) == (1.0, 0.0)
+
+    def test_of_two_models_the_one_that_this_cell_uses_is_meant(self, rank):
+        begin(rank)
+        one, _ = prepared(rank)
+        two, _ = prepared(rank)
+        begin(rank)
+        rank.backward(two(torch.tensor(1.0)))
+        rank.step()
         assert (one.w.item(), two.w.item()) == (1.0, 0.0)
 
     def test_a_model_of_this_cell_is_meant_before_older_ones(self, rank):
