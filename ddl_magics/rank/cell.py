@@ -50,7 +50,7 @@ class Runner:
             reply = self._refused(error)
         finally:
             self.context.end_cell()
-        outcome = self._outcome(request, reply, time.monotonic() - started)
+        outcome = self._outcome(reply, time.monotonic() - started)
         last = self.sampler.end()
         self.kernel.publish("ddl_outcome", {"outcome": outcome.to_wire(), "sample": last.to_wire()})
         return reply
@@ -86,7 +86,7 @@ class Runner:
         self.kernel.publish("error", content)
         return {"status": "error", "execution_count": self.kernel.shell.execution_count, **content}
 
-    def _outcome(self, request: CellRequest, reply: dict[str, Any], seconds: float) -> Outcome:
+    def _outcome(self, reply: dict[str, Any], seconds: float) -> Outcome:
         if reply["status"] == "ok":
             return Outcome(self.sampler.rank, "ok", seconds)
         interrupted = reply.get("ename") in {"KeyboardInterrupt", "CancelledError"}  # the latter in a cell that awaits
