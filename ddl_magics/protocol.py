@@ -14,8 +14,8 @@ from typing import Any, Literal, Self
 Status = Literal["ok", "error", "interrupted", "released", "dead"]
 """How a cell ended on one rank. `released`: freed from a collective because another rank failed."""
 
-State = Literal["idle", "running", "waiting", "released", "dead"]
-"""What a rank is doing now."""
+State = Literal["idle", "running", "waiting", "stopped", "released", "dead"]
+"""What a rank is doing now. `waiting`: in a collective; `stopped`: at a breakpoint."""
 
 MEMORY_KINDS = ("parameters", "gradients", "optimizer", "other", "reserved")
 """Kinds of memory, in the order in which they are stacked in a bar. Two more keys of `Sample.memory` are not
@@ -51,6 +51,31 @@ class World(Wire):
     nodes: int = 1
     device: str = "cpu"
     """A valid torch device string of this rank: `cpu` or `cuda:I`."""
+
+
+@dataclass(frozen=True)
+class Waiting(Wire):
+    """The collective, or point-to-point call, that a rank is in."""
+
+    name: str
+    """As in torch.distributed: `all_reduce`, `barrier`, `recv`."""
+    seconds: float = 0.0
+    group: tuple[int, ...] = ()
+    """Ranks of its process group, empty where that is unknown."""
+    group_name: str = ""
+    number: int = 0
+    """Sequence number in the group, from 1: ranks in one collective have the same. 0: unknown."""
+    shapes: tuple[tuple[int, ...], ...] = ()
+    dtype: str = ""
+    call: str = ""
+    """The context's own call that it belongs to, such as `ddl.barrier`."""
+
+    @classmethod
+    def from_wire(cls, wire: dict[str, Any]) -> Self:
+        return super().from_wire(
+            wire
+            | {"group": tuple(wire.get("group", ())), "shapes": tuple(tuple(shape) for shape in wire.get("shapes", ()))}
+        )
 
 
 @dataclass(frozen=True)
@@ -90,6 +115,19 @@ class Outcome(Wire):
     """The line of the user's cell where the error came from."""
     failed_at: float | None = None
     """Unix time of the failure on that rank: the first in time is the likely cause."""
+    waiting: Waiting | None = None
+    """Of a released rank: what it waited in."""
+    groups: dict[str, int] = field(default_factory=dict)
+    """Collectives so far by process group: ranks that differ are out of step, also when nobody waits."""
+    broken: bool = False
+    """The process group on this rank must be made anew: its connections were closed."""
+
+    @classmethod
+    def from_wire(cls, wire: dict[str, Any]) -> Self:
+        wire = dict(wire)
+        if wire.get("waiting"):
+            wire["waiting"] = Waiting.from_wire(wire["waiting"])
+        return super().from_wire(wire)
 
 
 @dataclass(frozen=True)
@@ -141,6 +179,8 @@ class Sample(Wire):
     """Line of the user's cell that runs now."""
     source: str = ""
     """That line's text."""
+    waiting: Waiting | None = None
+    """The collective that it waits in."""
     memory: dict[str, int] = field(default_factory=dict)
     """Bytes by kind now, see MEMORY_KINDS."""
     peak: dict[str, int] = field(default_factory=dict)
@@ -158,5 +198,7 @@ class Sample(Wire):
         wire["points"] = tuple(Point.from_wire(p) for p in wire.get("points", ()))
         if wire.get("progress"):
             wire["progress"] = Progress.from_wire(wire["progress"])
+        if wire.get("waiting"):
+            wire["waiting"] = Waiting.from_wire(wire["waiting"])
         wire["notes"] = tuple(wire.get("notes", ()))
         return super().from_wire(wire)

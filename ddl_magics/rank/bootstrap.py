@@ -46,7 +46,9 @@ def join(wire: dict[str, Any], host: str, port: int) -> dict[str, Any]:
     from ddl_magics.rank.cell import Runner
     from ddl_magics.rank.context import Context
     from ddl_magics.rank.engine import is_cell_file, this_kernel
+    from ddl_magics.rank.rescue import Rescue
     from ddl_magics.rank.sampler import Sampler
+    from ddl_magics.rank.whereabouts import Whereabouts
 
     world = World.from_wire(wire)
     wanted = os.environ.get("DDL_MAGICS_DEVICE", "auto")
@@ -54,7 +56,30 @@ def join(wire: dict[str, Any], host: str, port: int) -> dict[str, Any]:
     context = Context(world)
     group.join(world, host, port, note=context.recorder.note)
     kernel = this_kernel()
-    sampler = Sampler(context, lambda kind, content: kernel.publish(kind, content, parent={}), is_cell_file)
-    kernel.runner = Runner(kernel, context, sampler)
-    kernel.requests["state"] = sampler.state
+    whereabouts = Whereabouts(is_cell_file)
+    rescue = Rescue(whereabouts)
+    sampler = Sampler(context, lambda kind, content: kernel.publish(kind, content, parent={}), whereabouts, rescue)
+    kernel.runner = Runner(kernel, context, sampler, rescue)
+    kernel.requests |= {
+        "state": sampler.state,
+        "stack": sampler.stack,
+        "release": rescue.release,
+        "interrupt": rescue.interrupt,
+    }
     return {"device": world.device, "backend": dist.get_backend()}
+
+
+def recover() -> dict[str, Any]:
+    """Make the process group anew, and the models of this rank work over it; a collective of all ranks, between cells.
+
+    Returns what `Scope.recover` tells.
+    """
+    from ddl_magics.rank import group
+    from ddl_magics.rank.engine import this_kernel
+
+    runner = this_kernel().runner
+    runner.forget_failure()
+    group.reopen_group()
+    runner.rescue.broken = False
+    told: dict[str, Any] = runner.context.recover()
+    return told

@@ -10,8 +10,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ddl_magics.errors import DDLError
-from ddl_magics.protocol import CellRequest, Outcome, Status
+from ddl_magics.protocol import CellRequest, Outcome, Status, Waiting
+from ddl_magics.rank import collectives
 from ddl_magics.rank.engine import RankKernel, is_cell_file
+from ddl_magics.rank.rescue import Rescue, is_of_closed_connection
 from ddl_magics.rank.world import world_of_one
 
 if TYPE_CHECKING:
@@ -27,17 +29,19 @@ Execute = Callable[[], Awaitable[dict[str, Any]]]
 class Runner:
     """Runs cells, one at a time."""
 
-    def __init__(self, kernel: RankKernel, context: Context, sampler: Sampler) -> None:
+    def __init__(self, kernel: RankKernel, context: Context, sampler: Sampler, rescue: Rescue) -> None:
         self.kernel = kernel
         self.context = context
         self.sampler = sampler
+        self.rescue = rescue
         self._comparison: tuple[int, dict[str, Any]] = (0, {})
         """Number of the cell that compares strategies, and the variables before its first run."""
 
     async def run(self, request: CellRequest, execute: Execute) -> dict[str, Any]:
         """Run a cell under its strategy; the outcome is published before the reply that is returned."""
         started = time.monotonic()
-        drop_last_error(self.kernel.shell)
+        self.forget_failure()
+        self.rescue.begin()
         self._set_variables(request)
         self.kernel.shell.execution_count = request.cell
         self.sampler.begin(request)
@@ -54,6 +58,10 @@ class Runner:
         last = self.sampler.end()
         self.kernel.publish("ddl_outcome", {"outcome": outcome.to_wire(), "sample": last.to_wire()})
         return reply
+
+    def forget_failure(self) -> None:
+        """Let go of the frames of a failed cell, and of the tensors in them."""
+        drop_last_error(self.kernel.shell)
 
     def _set_names(self) -> None:
         names = {name: getattr(self.context, name) for name in ("rank", "world_size", "local_rank", "device")}
@@ -87,11 +95,13 @@ class Runner:
         return {"status": "error", "execution_count": self.kernel.shell.execution_count, **content}
 
     def _outcome(self, reply: dict[str, Any], seconds: float) -> Outcome:
+        counts = collectives.counts()
         if reply["status"] == "ok":
-            return Outcome(self.sampler.rank, "ok", seconds)
-        interrupted = reply.get("ename") in {"KeyboardInterrupt", "CancelledError"}  # the latter in a cell that awaits
-        status: Status = "interrupted" if interrupted else "error"
+            return Outcome(self.sampler.rank, "ok", seconds, groups=counts, broken=self.rescue.broken)
         error = getattr(sys, "last_value", None)
+        status, waiting = self._status(reply, error), self.rescue.waiting
+        if status == "released" and waiting is None:
+            waiting = Waiting(collectives.name_in(error.__traceback__ if error else None))
         return Outcome(
             rank=self.sampler.rank,
             status=status,
@@ -101,7 +111,16 @@ class Runner:
             traceback=tuple(reply.get("traceback", ())),
             line=line_of(error),
             failed_at=time.time(),
+            waiting=waiting if status == "released" else None,
+            groups=counts,
+            broken=self.rescue.broken or status == "released",
         )
+
+    @staticmethod
+    def _status(reply: dict[str, Any], error: BaseException | None) -> Status:
+        if reply.get("ename") in {"KeyboardInterrupt", "CancelledError"}:  # the latter in a cell that awaits
+            return "interrupted"
+        return "released" if is_of_closed_connection(error) else "error"
 
 
 def drop_last_error(shell: Any) -> None:

@@ -9,6 +9,7 @@ Run as `python -m mpi4py -m ddl_magics.rank.engine`.
 from __future__ import annotations
 
 import contextvars
+import os
 import threading
 from functools import partial
 from typing import Any
@@ -132,6 +133,9 @@ def main() -> None:
     from ddl_magics import lease
 
     lease.end_with_owner()
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "64")  # torch's record of collectives, see rank.collectives
+    # The C++ stacks with which torch tells of a closed connection would bury the error that it comes of.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     threading.Thread(target=_import_early, name="import torch", daemon=True).start()
     threads_keep_their_cell()
     app.Kernel = RankKernel

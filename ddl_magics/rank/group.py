@@ -24,7 +24,7 @@ import torch.distributed.nn.functional  # keeps the default group of its first i
 from torch.distributed import distributed_c10d as c10d
 
 from ddl_magics.errors import UsageOnRankError
-from ddl_magics.rank import environment
+from ddl_magics.rank import environment, pairs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -146,6 +146,7 @@ def open_group(
     if world.device != "cpu":
         torch.cuda.set_device(world.device)
     _generation += 1
+    pairs.watch(_another_client(store), world.rank, world.world_size)
     _opened = Opened(world, store, timeout, backend_of(world), _generation, overlay, adopted=adopted, note=note)
     if not adopted:
         make(f"ddl/{_generation}")
@@ -170,14 +171,28 @@ def close_group() -> None:
 def reopen_group() -> None:
     """Make a new generation of the default group on the same store; a collective of all ranks.
 
-    Other groups are gone with the old one: whoever kept some must make them again.
+    Other groups are gone with the old one: whoever kept some must make them again. Their connections are shut first, so
+    that a collective in one of them fails at once; a rank that still waits in one is freed.
     """
     if _opened is None:
         raise UsageOnRankError("No process group was opened", "Call open_group first.")
     opened = _opened
     opened.adopted = False
+    pairs.shut()
     close_group()
-    open_group(opened.world, opened.store, timeout=opened.timeout, note=opened.note)
+    open_group(opened.world, _another_client(opened.store), timeout=opened.timeout, note=opened.note)
+
+
+def _another_client(store: Store) -> Store:
+    """A connection of its own to the same store: a thread that waits for a key blocks the connection that it uses."""
+    return store.clone() if hasattr(store, "clone") else store
+
+
+def free_from_store() -> None:
+    """Shut this process's connections to the ranks' store, from any thread: a thread that waits for a key is freed."""
+    if _opened is None or not isinstance(_opened.store, dist.TCPStore):
+        return
+    pairs.shut_connections_to(socket.gethostbyname(_opened.store.host), _opened.store.port)
 
 
 def reopen_where_all_lost_it(occasion: str, patience: float = 10.0) -> None:

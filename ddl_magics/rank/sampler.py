@@ -6,8 +6,6 @@ collective and never starts or synchronises CUDA, so that it can tell of a rank 
 
 from __future__ import annotations
 
-import linecache
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from ddl_magics.protocol import TELEMETRY, CellRequest, Sample, State
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from ddl_magics.rank.context import Context
+    from ddl_magics.rank.rescue import Rescue
+    from ddl_magics.rank.whereabouts import Place, Whereabouts
 
 PERIOD = 1.0
 """Seconds between two records."""
@@ -29,18 +27,20 @@ Publish = Callable[[str, dict[str, Any]], None]
 class Sampler:
     """Takes samples of this rank and publishes them.
 
-    `is_user_code` tells whether a file name is a cell's; `publish` sends a message of our own type, from any thread.
+    `publish` sends a message of our own type, from any thread.
     """
 
-    def __init__(self, context: Context, publish: Publish, is_user_code: Callable[[str], bool]) -> None:
+    def __init__(self, context: Context, publish: Publish, whereabouts: Whereabouts, rescue: Rescue) -> None:
         self.rank: int = context.world.rank
         self._context = context
         self._publish = publish
-        self._is_user_code = is_user_code
-        self._main = threading.main_thread().ident
+        self._whereabouts = whereabouts
+        self._rescue = rescue
         self._lock = threading.Lock()
         self._wake = threading.Condition()
         self._request: CellRequest | None = None
+        self.stopped = False
+        """At a breakpoint."""
         self._seq = 0
         self._since = time.monotonic()
         threading.Thread(target=self._loop, name="ddl sampler", daemon=True).start()
@@ -64,16 +64,29 @@ class Sampler:
 
     def state(self) -> dict[str, Any]:
         """What this rank does now, for a question that comes out of band."""
-        line, source = self._where()
         running = self._request
+        place = self._whereabouts.look() if running else None
+        waiting = place.waiting if place else None
         return {
-            "state": "running" if running else "idle",
-            "seconds": time.monotonic() - self._since,
+            "state": self._state(place) if place else "idle",
+            "seconds": waiting.seconds if waiting else time.monotonic() - self._since,
             "cell": running.cell if running else 0,
-            "line": line,
-            "source": source,
+            "line": place.line if place else None,
+            "source": place.source if place else "",
+            "waiting": waiting.to_wire() if waiting else None,
             "memory": self._context.memory(),
         }
+
+    def stack(self) -> dict[str, Any]:
+        """The same with the frames of the main thread, outermost first."""
+        return self.state() | {"stack": self._whereabouts.stack() if self._request else []}
+
+    def _state(self, place: Place) -> State:
+        if self.stopped:
+            return "stopped"
+        if self._rescue.reason:
+            return "released"
+        return "waiting" if place.waiting else "running"
 
     def _loop(self) -> None:
         while True:
@@ -93,9 +106,8 @@ class Sampler:
         return self._request
 
     def _sample(self, request: CellRequest, *, last: bool) -> Sample:
-        line, source = (None, "") if last else self._where()
+        place = None if last else self._whereabouts.look()
         drained = self._context.recorder.drain(final=last)
-        state: State = "idle" if last else "running"
         self._seq += 1
         return Sample(
             rank=self.rank,
@@ -103,9 +115,10 @@ class Sampler:
             time=time.time(),
             cell=request.cell,
             run=request.run,
-            state=state,
-            line=line,
-            source=source,
+            state=self._state(place) if place else "idle",
+            line=place.line if place else None,
+            source=place.source if place else "",
+            waiting=place.waiting if place else None,
             memory=self._context.memory(),
             peak=self._context.peak_memory(),
             points=tuple(drained["points"]),
@@ -113,12 +126,3 @@ class Sampler:
             notes=tuple(drained["notes"]),
             last=last,
         )
-
-    def _where(self) -> tuple[int | None, str]:
-        """Line number and text of the user's innermost line in the main thread."""
-        frame: FrameType | None = sys._current_frames().get(self._main or 0)  # noqa: SLF001 - the documented way
-        while frame and not self._is_user_code(frame.f_code.co_filename):
-            frame = frame.f_back
-        if frame is None:
-            return None, ""
-        return frame.f_lineno, linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
