@@ -142,6 +142,10 @@ class Scope:
     def _seed(self) -> int:
         return self._request.seed or 0
 
+    def prepared_models(self) -> list[Training]:
+        """What stands behind each prepared model that lives."""
+        return self._models.live()
+
     # The process group's life
 
     def _mend_group(self, request: CellRequest) -> None:
