@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import queue
 import shutil
-import signal
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from ddl_magics import ladder, verdict
 from ddl_magics.errors import BusyError, UsageError
+from ddl_magics.health import Health
 from ddl_magics.protocol import CellRequest, Sample
 from ddl_magics.running import RunningCell
 from ddl_magics.strategies import spec as specs
@@ -41,6 +41,7 @@ class Cells:
         self.cluster = cluster
         self.runs = runs
         self.spool = Spool(cluster.folder.output)
+        self.health = Health(cluster)
         self.running: RunningCell | None = None
         self.background: threading.Thread | None = None
         self.background_error: BaseException | None = None
@@ -127,6 +128,7 @@ class Cells:
                     precision=options.precision,
                     seed=options.seed,
                     timeout=options.timeout,
+                    keep_frames=options.keep_frames,
                     part=part,
                     parts=len(checked),
                 )
@@ -138,6 +140,7 @@ class Cells:
         begun = []
         try:
             for request in requests:
+                self.health.mend(screen)
                 begun.append(request.run)
                 self._end(self._start(request, options, line, screen))
         finally:
@@ -168,7 +171,7 @@ class Cells:
                 thread.join(0.1)
             except KeyboardInterrupt:
                 if self.running:
-                    self.cluster.client.signal(signal.SIGINT, self.running.waiting)
+                    self.running.presses += 1
         error, self.background_error = self.background_error, None
         if error:
             raise error
@@ -209,7 +212,9 @@ class Cells:
     def _end(self, running: RunningCell) -> None:
         """Follow a cell to its end; raises what it ends with, if not well."""
         stopped = ladder.follow(running)
-        outcomes = running.finish()
+        with ladder.presses_counted(running):
+            outcomes = running.finish()
+        self.health.note(running.request, outcomes, running.waiting)
         if running.done:
             self.running = None
         if self.spool.failed:

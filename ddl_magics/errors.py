@@ -51,8 +51,16 @@ class BusyError(DDLError):
     """A cell runs already."""
 
 
+class DebugError(DDLError):
+    """There is nothing to look into, or nobody to ask."""
+
+
 class RankDiedError(DDLError):
     """A rank's process ended in the middle of the session."""
+
+
+class RecoveryError(DDLError):
+    """The process group could not be made anew after a cell that failed."""
 
 
 class CellError(DDLError):

@@ -1,29 +1,34 @@
 """Brings a running cell to its end: it ends by itself, or the user or the clock stops it, step by step.
 
-Each step is one line on the screen. SIGINT reaches plain Python, also asleep; a rank inside a collective does not hear
-it, is named, and a restart is offered.
+The steps: an interrupt, which reaches plain Python, also asleep; the collectives closed, which frees ranks inside one;
+the ranks that do not answer named, with a restart offered. Each is one line on the screen. Stop pressed again goes on
+to the next step at once.
 """
 
 from __future__ import annotations
 
 import signal
+import threading
 import time
-from typing import TYPE_CHECKING, Literal
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
 
-from ddl_magics.views.outputs import cause_in_words
+from ddl_magics.freeing import Freeing
 from ddl_magics.views.ranges import in_words
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ddl_magics.running import RunningCell
 
 Stopped = Literal["", "user", "clock"]
 """Who stopped a cell; empty: it ended by itself."""
 
-ANSWER_S = 2.0
-"""Seconds that ranks have to answer an interrupt before they get another."""
+PLACES_S = 0.5
+"""Seconds that ranks have to say where they are, before they are interrupted."""
 
-TELL_S = 1.5
-"""Seconds that the other ranks have to end a cell that has failed on one, before that is said."""
+ANSWER_S = 2.0
+"""Seconds that ranks have to answer an interrupt, before their collectives are closed."""
 
 GIVE_UP_S = 5.0
 """Seconds after that until the notebook stops waiting for them and names them."""
@@ -32,48 +37,65 @@ GIVE_UP_S = 5.0
 def follow(running: RunningCell) -> Stopped:
     """Show a cell until it has ended or is stopped; then `running.done` tells whether all ranks have ended it."""
     stopped: Stopped = ""
+    freeing = Freeing(running)
     try:
-        told = False
         while not running.done and not stopped:
             running.pump()
-            told = told or _tell_of_failure(running)
-            limit = running.request.timeout
-            if limit and time.monotonic() - running.started > limit and not running.done:
+            freeing.look()
+            if running.presses:
+                stopped = "user"
+            elif running.out_of_time():
                 stopped = "clock"
     except KeyboardInterrupt:
         stopped = "user"
     if stopped and not running.done:
-        stop(running)
+        with presses_counted(running):
+            stop(running)
     return stopped
 
 
-def _tell_of_failure(running: RunningCell) -> bool:
-    """Say at once that a rank has failed, where others go on: they may wait for it in a collective."""
-    failed = [outcome for outcome in running.outcomes.values() if outcome.status == "error"]
-    if not failed or time.time() - min(outcome.failed_at or 0.0 for outcome in failed) < TELL_S:
-        return False
-    _say(running, f"{cause_in_words(failed)}; {in_words(running.waiting)} still in the cell, Stop ends it")
-    return True
-
-
 def stop(running: RunningCell) -> None:
-    """Interrupt the ranks that still run the cell; name those that do not answer."""
-    _say(running, f"interrupting {in_words(running.waiting)} ...")
-    for patience in (ANSWER_S, GIVE_UP_S):
-        running.cluster.client.signal(signal.SIGINT, running.waiting)
-        deadline = time.monotonic() + patience
-        try:
-            while not running.done and time.monotonic() < deadline:
-                running.pump()
-        except KeyboardInterrupt:
-            _say(running, "a second interrupt: no longer waiting")
-            break
-        if running.done:
-            return
-    for rank, state in sorted(running.where().items()):
-        line = f"line {state['line']}: {state['source']}" if state["line"] else "no line of the cell"
-        _say(running, f"rank {rank} does not answer, since {state['seconds']:.0f} s at {line}")
+    """Free the ranks that still run the cell; name those that do not answer."""
+    running.places = running.where(PLACES_S)
+    running.say(f"interrupting {in_words(running.waiting)} ...")
+    if _ended_within(running, ANSWER_S):
+        return
+    running.say(f"closing the collectives of {in_words(running.waiting)} ...")
+    running.release(running.waiting, "the cell was stopped")
+    if _ended_within(running, GIVE_UP_S):
+        return
+    states = running.where()
+    for rank in running.waiting:
+        running.say(f"rank {rank} does not answer, {_place(states.get(rank))}")
 
 
-def _say(running: RunningCell, text: str) -> None:
-    running.screen.write("stderr", f"{text}\n")
+@contextmanager
+def presses_counted(running: RunningCell) -> Iterator[None]:
+    """Within it Stop raises nothing, so that nothing is left half done; it counts, and hurries the ladder on."""
+    if threading.current_thread() is not threading.main_thread():  # `Cells.wait` counts there
+        yield
+        return
+
+    def count(*_: object) -> None:
+        running.presses += 1
+
+    before = signal.signal(signal.SIGINT, count)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _ended_within(running: RunningCell, patience: float) -> bool:
+    """Interrupt, and wait; whether all ranks have ended the cell then."""
+    running.cluster.client.signal(signal.SIGINT, running.waiting)
+    presses, deadline = running.presses, time.monotonic() + patience
+    while not running.done and running.presses == presses and time.monotonic() < deadline:
+        running.pump()
+    return running.done
+
+
+def _place(state: dict[str, Any] | None) -> str:
+    if state is None:
+        return "not even out of band"
+    return f"in line {state['line']}: {state['source']}" if state["line"] else "in no line of the cell"

@@ -43,6 +43,14 @@ class RunningCell:
     started: float = field(default_factory=time.monotonic)
     idle: set[int] = field(default_factory=set)
     """Ranks whose output is complete."""
+    latest: dict[int, Sample] = field(default_factory=dict)
+    """The last record of each rank."""
+    in_vain: str = ""
+    """Who waited for ranks that could not come any more, and was freed."""
+    presses: int = 0
+    """How often Stop was pressed since the cell began, where that raises no KeyboardInterrupt."""
+    places: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Where the ranks were when the cell was stopped."""
     _dead_since: float | None = None
 
     def __post_init__(self) -> None:
@@ -57,6 +65,25 @@ class RunningCell:
     def done(self) -> bool:
         """Whether every rank has ended the cell and all its output is here, or the ranks are dead."""
         return not self.waiting
+
+    @property
+    def failed(self) -> list[Outcome]:
+        """Outcomes of ranks that failed by themselves, the first in time first."""
+        failed = [outcome for outcome in self.outcomes.values() if outcome.status == "error"]
+        return sorted(failed, key=lambda outcome: (outcome.failed_at or 0.0, outcome.rank))
+
+    def since_failure(self) -> float:
+        """Seconds since the first rank failed; negative where none has."""
+        return time.time() - (self.failed[0].failed_at or 0.0) if self.failed else -1.0
+
+    def out_of_time(self) -> bool:
+        """Whether the cell has run for longer than it may."""
+        limit = self.request.timeout
+        return bool(limit) and time.monotonic() - self.started > (limit or 0.0) and not self.done
+
+    def some_wait(self) -> bool:
+        """Whether a rank said in its last record that it waits in a collective."""
+        return any(rank in self.latest and self.latest[rank].waiting for rank in self.waiting)
 
     def pump(self) -> None:
         """Take what has arrived and show it; waits at most TICK."""
@@ -84,7 +111,9 @@ class RunningCell:
 
     def _take_samples(self) -> None:
         while not self.samples.empty():
-            self.history.add(self.samples.get())
+            sample = self.samples.get()
+            self.latest[sample.rank] = sample
+            self.history.add(sample)
 
     def _notice_dead(self) -> None:
         """A rank's death resolves its reply with an error and sends no outcome."""
@@ -124,6 +153,14 @@ class RunningCell:
             for name, text in self.folder.flush(final=True):
                 self.screen.write(name, text)
 
-    def where(self) -> dict[int, dict[str, Any]]:
-        """State by rank of those that have not ended the cell and answer out of band within a second."""
-        return self.cluster.client.answers("state", self.waiting, timeout=1.0)
+    def where(self, patience: float = 1.0) -> dict[int, dict[str, Any]]:
+        """State by rank of those that have not ended the cell and answer out of band within `patience` seconds."""
+        return self.cluster.client.answers("state", self.waiting, timeout=patience)
+
+    def release(self, ranks: list[int], reason: str) -> None:
+        """Close the collectives of ranks, without waiting for their answer."""
+        self.cluster.client.ask("release", ranks, reason=reason)
+
+    def say(self, text: str) -> None:
+        """Put a line beside the cell's output."""
+        self.screen.write("stderr", f"{text}\n")

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ddl_magics.errors import CellError, CellInterrupted, RankDiedError
-from ddl_magics.views.outputs import cause_in_words, fold_tracebacks
+from ddl_magics.views.outputs import cause_in_words, fold_tracebacks, waits_in_words
 from ddl_magics.views.ranges import in_words
 
 if TYPE_CHECKING:
@@ -30,21 +30,45 @@ def error_of(outcomes: Sequence[Outcome], stopped: Stopped, running: RunningCell
         The cell.
     """
     stuck = f"{in_words(running.waiting)} did not stop" if running.waiting else ""
+    restart = "%ddl restart ends the cell" if stuck else ""
     if stopped == "clock":
-        said = f"the cell was stopped after {running.request.timeout:g} s"
-        said += f", but {stuck}" if stuck else ""
-        return CellError(said, "%ddl restart ends the cell" if stuck else "Give it more by --timeout")
-    failed = [outcome for outcome in outcomes if outcome.status == "error"]
+        said = f"the cell was stopped after {running.request.timeout:g} s{_when_stopped(running)}"
+        return CellError(f"{said}; {stuck}" if stuck else said, restart or "Give it more by --timeout")
+    failed = running.failed
+    released = [outcome for outcome in outcomes if outcome.status == "released"]
     if failed:  # also when the user then stopped the others: this is why they waited
-        tracebacks = fold_tracebacks(failed, labelled=len(running.stream.ranks) > 1)
-        cause = cause_in_words(failed) + (f"; {stuck}" if stuck else "")
-        remedy = "%ddl restart ends the cell" if stuck else ""
-        return CellError(cause, remedy, tracebacks="\n\n".join(text for _, text in tracebacks))
+        parts = [cause_in_words(failed), stuck or _freed(released)]
+        return CellError("; ".join(filter(None, parts)), restart, tracebacks=_tracebacks(failed, running))
     if stopped == "user" or any(outcome.status == "interrupted" for outcome in outcomes):
-        return CellInterrupted(
-            f"{stuck}; %ddl restart ends the cell" if stuck else "the cell was stopped on every rank"
-        )
+        return CellInterrupted(f"{stuck}; {restart}" if stuck else "the cell was stopped on every rank")
+    if released:
+        said = running.in_vain or f"the connection between the ranks was closed; {_freed(released)}"
+        return CellError(said, restart or "Every rank must come to each collective", _tracebacks(released[:1], running))
     return None
+
+
+def _tracebacks(outcomes: Sequence[Outcome], running: RunningCell) -> str:
+    folded = fold_tracebacks(outcomes, labelled=len(running.stream.ranks) > 1)
+    return "\n\n".join(text for _, text in folded)
+
+
+def _freed(released: Sequence[Outcome]) -> str:
+    """Who was freed from where, in one line."""
+    if not released:
+        return ""
+    places = {o.rank: ((o.waiting.call or o.waiting.name) if o.waiting else "", o.line) for o in released}
+    return f"freed: {waits_in_words(places)}; variables are kept"
+
+
+def _when_stopped(running: RunningCell) -> str:
+    """Where the ranks were when the cell was stopped."""
+    by_place: dict[str, list[int]] = {}
+    for rank, state in sorted(running.places.items()):
+        waiting = state.get("waiting") or {}
+        what = waiting.get("call") or waiting.get("name") or state["source"]
+        by_place.setdefault(f"{what}, line {state['line']}" if state["line"] else state["state"], []).append(rank)
+    where = "; ".join(f"{in_words(ranks)} in {place}" for place, ranks in by_place.items())
+    return f", {where}" if where else ""
 
 
 def death(dead: Sequence[int], printed: str) -> RankDiedError:

@@ -42,7 +42,7 @@ def join(wire: dict[str, Any], host: str, port: int) -> dict[str, Any]:
     import torch.distributed as dist
 
     from ddl_magics.protocol import World
-    from ddl_magics.rank import device, group
+    from ddl_magics.rank import collectives, device, group
     from ddl_magics.rank.cell import Runner
     from ddl_magics.rank.context import Context
     from ddl_magics.rank.engine import is_cell_file, this_kernel
@@ -66,20 +66,23 @@ def join(wire: dict[str, Any], host: str, port: int) -> dict[str, Any]:
         "release": rescue.release,
         "interrupt": rescue.interrupt,
     }
-    return {"device": world.device, "backend": dist.get_backend()}
+    return {"device": world.device, "backend": dist.get_backend(), "groups": collectives.counts()}
 
 
 def recover() -> dict[str, Any]:
     """Make the process group anew, and the models of this rank work over it; a collective of all ranks, between cells.
 
-    Returns what `Scope.recover` tells.
+    Returns what `Scope.recover` tells, with the `groups` and how many collectives each has had, and the number of
+    `lost_groups` that nobody made again.
     """
-    from ddl_magics.rank import group
+    from ddl_magics.rank import collectives, group
     from ddl_magics.rank.engine import this_kernel
 
     runner = this_kernel().runner
     runner.forget_failure()
+    before = len(collectives.counts())
     group.reopen_group()
     runner.rescue.broken = False
     told: dict[str, Any] = runner.context.recover()
-    return told
+    counts = collectives.counts()
+    return told | {"groups": counts, "lost_groups": max(0, before - len(counts))}

@@ -7,12 +7,14 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddl_magics.errors import DDLError
 from ddl_magics.protocol import CellRequest, Outcome, Status, Waiting
 from ddl_magics.rank import collectives
 from ddl_magics.rank.engine import RankKernel, is_cell_file
+from ddl_magics.rank.postmortem import PostMortem
 from ddl_magics.rank.rescue import Rescue, is_of_closed_connection
 from ddl_magics.rank.world import world_of_one
 
@@ -34,6 +36,7 @@ class Runner:
         self.context = context
         self.sampler = sampler
         self.rescue = rescue
+        self.post_mortem = PostMortem(partial(drop_last_error, kernel.shell))
         self._comparison: tuple[int, dict[str, Any]] = (0, {})
         """Number of the cell that compares strategies, and the variables before its first run."""
 
@@ -55,13 +58,14 @@ class Runner:
         finally:
             self.context.end_cell()
         outcome = self._outcome(reply, time.monotonic() - started)
+        self.post_mortem.ended(outcome, keep_frames=request.keep_frames)
         last = self.sampler.end()
         self.kernel.publish("ddl_outcome", {"outcome": outcome.to_wire(), "sample": last.to_wire()})
         return reply
 
     def forget_failure(self) -> None:
         """Let go of the frames of a failed cell, and of the tensors in them."""
-        drop_last_error(self.kernel.shell)
+        self.post_mortem.forget()
 
     def _set_names(self) -> None:
         names = {name: getattr(self.context, name) for name in ("rank", "world_size", "local_rank", "device")}

@@ -105,6 +105,14 @@ def is_cell_file(filename: str) -> bool:
     return filename.startswith(get_tmp_directory())  # type: ignore[no-untyped-call]
 
 
+def cell_name(filename: str) -> str:
+    """`In[5]` for the file of a cell, any other file as it is."""
+    if not is_cell_file(filename):
+        return filename
+    named = this_kernel().shell.compile.format_code_name(filename)
+    return named[1] if named else filename
+
+
 def threads_keep_their_cell() -> None:
     """What a thread prints belongs to the cell that started it, also when another runs by then.
 

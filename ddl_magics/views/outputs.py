@@ -56,12 +56,12 @@ def fold_outputs(outputs: Iterable[tuple[int, Bundle]], *, labelled: bool = True
 def fold_tracebacks(outcomes: Sequence[Outcome], *, labelled: bool = True) -> list[tuple[tuple[int, ...], str]]:
     """The tracebacks of the ranks that failed, (ranks, text), equal ones once.
 
-    The first to fail in time comes first: it is the likely cause. Ranks that were only released have none.
+    The first to fail in time comes first: it is the likely cause. Ranks that were only released are left out, unless
+    there is no other.
     """
     groups: dict[str, tuple[list[int], float, str]] = {}
-    for outcome in sorted(outcomes, key=lambda o: (_failed_at(o), o.rank)):
-        if outcome.status not in ("error", "interrupted"):
-            continue
+    causes = [o for o in outcomes if o.status in ("error", "interrupted")]
+    for outcome in sorted(causes or [o for o in outcomes if o.status == "released"], key=_order):
         text = "\n".join(outcome.traceback) or f"{outcome.ename}: {outcome.evalue}"
         key = PROCESS.sub("", ADDRESS.sub("0x", text))
         groups.setdefault(key, ([], _failed_at(outcome), text))[0].append(outcome.rank)
@@ -74,7 +74,7 @@ def fold_tracebacks(outcomes: Sequence[Outcome], *, labelled: bool = True) -> li
 
 def cause_in_words(failed: Sequence[Outcome]) -> str:
     """Which ranks failed with what, the first in time first: the others may have failed because of it."""
-    first, *_ = sorted(failed, key=lambda o: (_failed_at(o), o.rank))
+    first = min(failed, key=_order)
     same = [o.rank for o in failed if (o.ename, o.evalue, o.line) == (first.ename, first.evalue, first.line)]
     others = [o.rank for o in failed if o.rank not in same]
     place = f" in line {first.line} of the cell" if first.line else ""
@@ -82,6 +82,21 @@ def cause_in_words(failed: Sequence[Outcome]) -> str:
     said = said if len(said) <= 200 else f"{said[:199]}…"
     message = f"{in_words(same)} failed{place} with {first.ename}: {said}"
     return f"{message}; {in_words(others)} failed after that" if others else message
+
+
+def waits_in_words(places: dict[int, tuple[str, int | None]]) -> str:
+    """`ranks 0,2-3 in all_reduce, line 5`, from the collective and the line of each rank."""
+    by_place: dict[tuple[str, int | None], list[int]] = {}
+    for rank, place in sorted(places.items()):
+        by_place.setdefault(place, []).append(rank)
+    said = []
+    for (name, line), ranks in by_place.items():
+        said.append(f"{in_words(ranks)} in {name or 'a collective'}{f', line {line}' if line else ''}")
+    return "; ".join(said)
+
+
+def _order(outcome: Outcome) -> tuple[float, int]:
+    return _failed_at(outcome), outcome.rank
 
 
 def _failed_at(outcome: Outcome) -> float:

@@ -1,0 +1,89 @@
+"""Frees the ranks of a running cell that wait for one that cannot come, so that no cell waits for ever.
+
+When a rank has failed, those that wait in a collective are freed at once, since nobody will come; ranks that compute
+are left to end by themselves. When nobody has failed, but ranks have ended the cell for which the others wait, those
+are freed after `waits.PATIENCE_S`; from a call of the context also when the missing ones are in another collective.
+Ranks in mismatched collectives of torch's own stay where they are, and the panel says so: one may want to look at them.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from ddl_magics import waits
+from ddl_magics.views.outputs import cause_in_words, waits_in_words
+from ddl_magics.views.ranges import in_words
+
+if TYPE_CHECKING:
+    from ddl_magics.running import RunningCell
+
+FAILED_S = 0.3
+"""Seconds that ranks have to end a cell that has failed on another: most fail alike, and need no help."""
+
+LOOK_S = 0.5
+"""Seconds between two looks at ranks that have not ended it."""
+
+TELL_S = 1.5
+"""Seconds until ranks that compute on in a failed cell are named."""
+
+ANSWER_S = 1.0
+"""Seconds that ranks have to tell where they are."""
+
+States = dict[int, dict[str, Any]]
+
+
+class Freeing:
+    """Looks after one running cell; `look` is called all the time and acts when there is need."""
+
+    def __init__(self, running: RunningCell) -> None:
+        self._running = running
+        self._next_look = 0.0
+        self._stuck_since: dict[int, float] = {}
+        self._told = False
+
+    def look(self) -> None:
+        """Free those who wait in vain. Ranks are asked only where one has failed or is known to wait."""
+        running, now = self._running, time.monotonic()
+        if running.done or now < self._next_look:
+            return
+        if 0.0 <= running.since_failure() < FAILED_S:
+            return
+        if running.failed:
+            self._after_failure(running.where(ANSWER_S))
+        elif running.some_wait():
+            self._in_vain(running.where(ANSWER_S))
+        self._next_look = time.monotonic() + LOOK_S
+
+    def _after_failure(self, states: States) -> None:
+        running = self._running
+        cause = cause_in_words(running.failed)
+        waiting = {rank: state for rank, state in states.items() if state["state"] == "waiting"}
+        if waiting:
+            running.say(f"{cause}; freeing {_places(waiting)}")
+            running.release(list(waiting), cause)
+        elif not self._told and running.since_failure() > TELL_S:
+            running.say(f"{cause}; {in_words(running.waiting)} still in the cell, Stop ends it")
+        else:
+            return
+        self._told = True
+
+    def _in_vain(self, states: States) -> None:
+        running, now = self._running, time.monotonic()
+        ended = [rank for rank in range(running.cluster.n) if rank not in running.waiting]
+        stuck = waits.stuck(states, ended)
+        hopeless = stuck if ended else {rank for rank in stuck if states[rank]["waiting"]["call"]}
+        self._stuck_since = {rank: self._stuck_since.get(rank, now) for rank in hopeless}
+        ripe = {rank: states[rank] for rank, since in self._stuck_since.items() if now - since >= waits.PATIENCE_S}
+        if ripe:
+            others = [rank for rank in range(running.cluster.n) if rank not in ripe]
+            why = "ended the cell without it" if set(others) <= set(ended) else "went elsewhere"
+            running.in_vain = f"{_places(ripe)} waited in vain: {in_words(others)} {why}"
+            running.release(list(ripe), running.in_vain)
+            self._stuck_since = {}
+
+
+def _places(states: States) -> str:
+    return waits_in_words({
+        rank: (state["waiting"]["call"] or state["waiting"]["name"], state["line"]) for rank, state in states.items()
+    })  # fmt: skip
