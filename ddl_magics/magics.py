@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
@@ -25,6 +25,7 @@ VERBS = {
     "pull": "Copy variables of the ranks here: a list by rank, tensors on the CPU.",
     "log": "Show the full output of the ranks, also what was folded.",
     "wait": "Wait for a cell that runs in the background.",
+    "debug": "Look into the frames of ranks that failed, or that stopped at a breakpoint().",
     "runs": "Compare the training runs of this session.",
     "show": "Draw the picture of a run again.",
     "help": "Show the verbs, or the options of one.",
@@ -45,7 +46,7 @@ class DDLMagics(Magics):
     def line(self, line: str) -> Any:
         """Bring up ranks and look after them: `%ddl VERB [options]`.
 
-        Verbs: start, status, stop, restart, strategy, push, pull, log, wait, runs, show, help.
+        Verbs: start, status, stop, restart, strategy, push, pull, log, wait, debug, runs, show, help.
         `%ddl help VERB` shows the options of one; a cell that begins with `%%ddl` runs on every rank.
         """
         verb, _, rest = line.strip().partition(" ")
@@ -97,6 +98,9 @@ class DDLMagics(Magics):
 
     def _wait(self) -> None:
         self.session.wait()
+
+    def _debug(self, rank: tuple[int, ...] | Literal["all"] | None, commands: list[str]) -> None:
+        self.session.debug(rank, commands)
 
     def _runs(self) -> None:
         self.session.show_runs()

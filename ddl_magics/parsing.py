@@ -55,10 +55,15 @@ def ranks(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdigit() or (dash and not last.isdigit()) or int(last or first) < int(first):
-            msg = f"--ranks {text} is not a list of ranks"
+            msg = f"{text} is not a list of ranks"
             raise UsageError(msg, "For example --ranks 0,2-3.")
         found |= set(range(int(first), int(last or first) + 1))
     return tuple(sorted(found))
+
+
+def some_ranks(text: str) -> tuple[int, ...] | Literal["all"]:
+    """Read `all`, or ranks as in `0,2-3`."""
+    return "all" if text == "all" else ranks(text)
 
 
 @functools.cache  # argparse asks for the width of the terminal at each argument, which is slow in a kernel
@@ -71,6 +76,7 @@ def cell_parser() -> Parser:
     parser.add_argument("--seed", type=int, metavar="S", help="seed of torch, numpy, random and the order of the data")
     parser.add_argument("--name", metavar="RUN", help="name of the run in tables")
     parser.add_argument("--timeout", type=float, metavar="S", help="stop the cell after S seconds")
+    parser.add_argument("--keep-frames", action="store_true", help="keep the frames of an out-of-memory error too")
     parser.add_argument("--bg", action="store_true", help="leave the kernel free; follow with %%ddl wait")
     parser.add_argument("--output", choices=("fold", "rank0", "all"), default="fold")
     parser.add_argument("--no-panel", action="store_true", help="no panel while the cell runs")
@@ -120,13 +126,22 @@ def _show(parser: Parser) -> None:
     parser.add_argument("run", nargs="?", metavar="RUN", help="name of a run (default: the last)")
 
 
+def _debug(parser: Parser) -> None:
+    parser.add_argument(
+        "--rank", type=some_ranks, metavar="R|all", help="in these ranks (default: the one that failed first)"
+    )
+    parser.add_argument(
+        "-c", dest="commands", action="append", default=[], metavar="COMMAND", help="run this instead; may be repeated"
+    )
+
+
 def _help(parser: Parser) -> None:
     parser.add_argument("verb", nargs="?", metavar="VERB", help="a verb, or ddl for the cell magic")
 
 
 _ARGUMENTS: dict[str, Any] = {
     "start": _start, "restart": _start, "strategy": _strategy, "push": _names, "pull": _pull, "log": _log,
-    "show": _show, "help": _help,
+    "show": _show, "debug": _debug, "help": _help,
 }  # fmt: skip
 
 
@@ -148,6 +163,7 @@ class CellOptions:
     seed: int | None = None
     name: str | None = None
     timeout: float | None = None
+    keep_frames: bool = False
     background: bool = False
     output: Literal["fold", "rank0", "all"] = "fold"
     panel: bool = True
@@ -170,6 +186,7 @@ def cell_options(line: str) -> CellOptions:
         seed=args.seed,
         name=args.name,
         timeout=args.timeout,
+        keep_frames=args.keep_frames,
         background=args.bg,
         output=args.output,
         panel=not args.no_panel,

@@ -96,6 +96,8 @@ class CellRequest(Wire):
     seed: int | None = None
     """None: ranks keep their random state, and `model_init` and the order of the data use seed 0."""
     timeout: float | None = None
+    keep_frames: bool = False
+    """Keep the frames of a failure for lack of memory, which are dropped at once else."""
     part: int = 0
     """Which run of a comparison this is, from 0. Each starts with the variables as they were before the first."""
     parts: int = 1

@@ -7,11 +7,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import cloudpickle
 
-from ddl_magics import errors
+from ddl_magics import errors, postmortem
 from ddl_magics.cells import Cells
 from ddl_magics.cluster.cluster import Cluster
 from ddl_magics.cluster.options import ClusterOptions
@@ -219,6 +219,14 @@ class Session:
         cells = self.cells
         self._check_rank(rank)
         self._screen().write("stdout", cells.spool.read(rank) or "no output yet\n")
+
+    def debug(self, ranks: tuple[int, ...] | Literal["all"] | None, commands: list[str]) -> None:
+        """Open the debugger's prompt on ranks, or execute commands there."""
+        cells = self.cells
+        cells.check_ready()
+        for rank in ranks or () if ranks != "all" else ():
+            self._check_rank(rank)
+        postmortem.debug(cells.cluster, ranks, commands, self._screen())
 
     # Variables.
 

@@ -121,6 +121,14 @@ class Notebook:
                 text += msg["content"]["text"]
         return text
 
+    def answer(self, lines: list[str], timeout: float = 30) -> list[str]:
+        """Type lines at the prompts of the cell that runs, one each; what the prompts said."""
+        prompts = []
+        for line in lines:
+            prompts.append(self.client.get_stdin_msg(timeout=timeout)["content"]["prompt"])
+            self.client.input(line)
+        return prompts
+
     def value(self, expression: str):
         """A plain value of the kernel, by its repr."""
         reply = self.client.execute(f"__value__ = repr({expression}); print(__value__, end='')")

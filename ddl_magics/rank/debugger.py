@@ -1,0 +1,140 @@
+"""The standard library's debugger without a terminal: a line of the user goes in, the text that it gives comes out.
+
+`Commands` is `pdb.Pdb` with its reading of a prompt taken away and its words for files made those of a notebook;
+`postmortem` and `breakpoints` say what it looks at. Commands that read further lines themselves (`interact`, `debug`,
+`commands`) have nobody to read from and say so.
+"""
+
+from __future__ import annotations
+
+import io
+import pdb  # noqa: T100 - it is what this module is about
+from contextlib import redirect_stdout
+from typing import TYPE_CHECKING, Any
+
+from ddl_magics.rank.whereabouts import LIBRARIES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType, TracebackType
+
+MOST = 100_000
+"""Characters of one answer; a list of a million numbers should not fill the notebook."""
+
+PASSED = ("torch", "deepspeed", "axonn", "ddl_magics", "IPython", "ipykernel", "ipyparallel")
+"""`step` passes through their code, up to code of the user that they call."""
+
+
+def is_own(filename: str) -> bool:
+    """Whether a file is the user's: a cell's or one of their modules, not an installed library's and none of ours."""
+    return not filename.startswith(("<", *LIBRARIES))
+
+
+class Commands(pdb.Pdb):
+    """Executes lines in frames.
+
+    Parameters
+    ----------
+    name_of
+        How a file is called for the user: `In[5]` for a cell.
+    """
+
+    def __init__(self, name_of: Callable[[str], str]) -> None:
+        self.text = io.StringIO()
+        skip = [pattern for name in PASSED for pattern in (name, f"{name}.*")]
+        super().__init__(stdin=io.StringIO(), stdout=self.text, skip=skip, nosigint=True, readrc=False)
+        self.name_of = name_of
+
+    def execute(self, line: str) -> tuple[str, bool]:
+        """The text that a line gives, and whether the program is to go on. Ctrl-C ends the line, not the program."""
+        goes_on = False
+        self.cmdqueue = [line]  # `;;` adds what follows it
+        try:
+            with redirect_stdout(self.text):
+                while self.cmdqueue and not goes_on:
+                    goes_on = bool(self.onecmd(self.precmd(self.cmdqueue.pop(0))))
+        except KeyboardInterrupt:
+            self.error("KeyboardInterrupt")
+        except Exception as error:  # noqa: BLE001 - of the command itself: the user sees it, and the prompt stays
+            self.error(f"{type(error).__name__}: {error}")
+        return self.taken(), goes_on
+
+    def taken(self) -> str:
+        """What was written since the last call."""
+        text = self.text.getvalue()
+        self.text.seek(0)
+        self.text.truncate()
+        if len(text) > MOST:
+            half = MOST // 2
+            text = f"{text[:half]}\n... {len(text) - MOST:,} characters left out ...\n{text[-half:]}"
+        return text
+
+    def show_here(self) -> None:
+        """Write the entry of the frame that is looked at."""
+        self.print_stack_entry(self.stack[self.curindex])
+
+    def format_stack_entry(self, frame_lineno: tuple[FrameType, int], lprefix: str = ": ") -> str:
+        """As pdb writes it, with a cell called by its number."""
+        filename = self.canonic(frame_lineno[0].f_code.co_filename)
+        return super().format_stack_entry(frame_lineno, lprefix).replace(filename, self.name_of(filename), 1)
+
+    def do_here(self, arg: str) -> None:
+        """Show the frame that is looked at."""
+        self.show_here()
+
+    def get_names(self) -> list[str]:
+        """Leave out of `help` what cannot be done here."""
+        missing = (Commands.do_interact, Commands.do_quit)
+        return [name for name in super().get_names() if getattr(type(self), name, None) not in missing]
+
+    def do_interact(self, arg: str) -> None:
+        """Say that a command has nobody to read from."""
+        self.error("this command reads lines of its own, which cannot be done on a rank")
+
+    do_debug = do_commands = do_run = do_restart = do_interact  # type: ignore[assignment]
+
+    def do_quit(self, arg: str) -> None:
+        """`quit` is the prompt's word, and ends all ranks alike."""
+        self.error("quit stands alone on its line")
+
+    do_q = do_exit = do_EOF = do_quit  # type: ignore[assignment] # noqa: N815 - the names are cmd.Cmd's
+
+
+class FailedFrames(Commands):
+    """Looks at the frames of an exception; the innermost of the user's own comes first, `down` goes on from there.
+
+    Parameters
+    ----------
+    first
+        The traceback from the user's first frame on.
+    """
+
+    def __init__(self, first: TracebackType, name_of: Callable[[str], str]) -> None:
+        super().__init__(name_of)
+        self.reset()
+        self.setup(None, first)
+        own = [at for at, (frame, _) in enumerate(self.stack) if is_own(frame.f_code.co_filename)]
+        above = self.curindex - own[-1] if own else 0
+        if above:
+            self.onecmd(f"up {above}")
+        else:
+            self.show_here()
+
+    def get_names(self) -> list[str]:
+        """Leave the words that go on out of `help`."""
+        return [name for name in super().get_names() if getattr(type(self), name, None) is not FailedFrames.do_next]
+
+    def do_next(self, arg: str) -> None:
+        """Say that there is nothing to go on with."""
+        self.error("the cell has ended on this rank: there is nothing to go on with")
+
+    do_n = do_s = do_step = do_r = do_return = do_unt = do_until = do_j = do_jump = do_next  # type: ignore[assignment]
+    do_c = do_cont = do_continue = do_b = do_break = do_tbreak = do_next  # type: ignore[assignment]
+
+
+def from_first(error: BaseException, is_first: Callable[[str], bool]) -> TracebackType | None:
+    """The part of an error's traceback that begins with a file for which `is_first` holds; None without one."""
+    traceback: Any = error.__traceback__
+    while traceback and not is_first(traceback.tb_frame.f_code.co_filename):
+        traceback = traceback.tb_next
+    return traceback  # type: ignore[no-any-return]
