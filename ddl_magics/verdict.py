@@ -42,8 +42,10 @@ def error_of(outcomes: Sequence[Outcome], stopped: Stopped, running: RunningCell
     if stopped == "user" or any(outcome.status == "interrupted" for outcome in outcomes):
         return CellInterrupted(f"{stuck}; {restart}" if stuck else "the cell was stopped on every rank")
     if released:
-        said = running.in_vain or f"the connection between the ranks was closed; {_freed(released)}"
-        return CellError(said, restart or "Every rank must come to each collective", _tracebacks(released[:1], running))
+        if running.in_vain:
+            return CellError(running.in_vain, restart or "Every rank must come to each collective")
+        said = f"the connection between the ranks was closed; {_freed(released)}"
+        return CellError(said, restart, _tracebacks(released[:1], running))
     return None
 
 
