@@ -1,4 +1,4 @@
-"""`%ddl`'s words in a terminal, for when a cell blocks the kernel: `ddl-magics status|log|stop`."""
+"""`%ddl`'s words in a terminal, for when a cell blocks the kernel: `ddl-magics status|where|log|stop`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,14 @@ from ddl_magics.telemetry.spool import Spool
 from ddl_magics.views import table
 from ddl_magics.views.screen import TerminalScreen
 from ddl_magics.views.status import StatusRow
+from ddl_magics.views.where import ANSWER_S, show_where, where
+
+VERBS = {
+    "status": "show every rank",
+    "where": "where every rank is, and who waits for whom",
+    "log": "full output of the ranks",
+    "stop": "end all ranks",
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -21,16 +29,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="ddl-magics", description="Look after the ranks of a notebook, from a terminal."
     )
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="status|log|stop")
-    for verb, says in (("status", "show every rank"), ("log", "full output of the ranks"), ("stop", "end all ranks")):
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="|".join(VERBS))
+    for verb, says in VERBS.items():
         sub = verbs.add_parser(verb, help=says, description=says)
         sub.add_argument("cluster", nargs="?", help="which cluster, when there are several (see status)")
-        if verb == "log":
+        if verb in ("log", "where"):
             sub.add_argument("--rank", type=int, metavar="R", help="of this rank only")
+        if verb == "where":
+            sub.add_argument("--full", action="store_true", help="every frame, not your own alone")
     args = parser.parse_args(arguments)
     try:
         if args.verb == "status":
             _status(args.cluster)
+        elif args.verb == "where":
+            _where(_choose(args.cluster), args.rank, full=args.full)
         elif args.verb == "log":
             print(Spool(_choose(args.cluster).output).read(args.rank), end="")
         else:
@@ -74,10 +86,18 @@ def _status(wanted: str | None) -> None:
         screen.write(
             "stdout", f"{folder.cluster_id}: {len(card.ranks)} ranks, {minutes:.0f} min, kernel {card.owner.pid}\n"
         )
-        states = terminal.ask_state(folder)
+        states = terminal.ask(folder, "state", ANSWER_S)
         table.show_status(
             [StatusRow.of(rank, states.get(rank["rank"], {"state": "no answer"})) for rank in card.ranks], screen
         )
+
+
+def _where(folder: ClusterFolder, rank: int | None, *, full: bool) -> None:
+    n = len(folder.read_card().ranks)
+    if rank is not None and not 0 <= rank < n:
+        msg = f"there is no rank {rank}"
+        raise UsageError(msg, f"The ranks are 0 to {n - 1}")
+    show_where(where(terminal.ask(folder, "stack", ANSWER_S), n, rank=rank, full=full), TerminalScreen())
 
 
 def _stop(folder: ClusterFolder) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 VERBS = {
     "start": "Start the ranks, one a GPU, or 2 on the CPU.",
     "status": "Show every rank: host, pid, device, memory, state, current line.",
+    "where": "Show where every rank is, and who waits for whom.",
     "stop": "End all ranks.",
     "restart": "End all ranks and start them again, with the same options unless given.",
     "strategy": "Show or set the strategy of later cells.",
@@ -46,7 +47,7 @@ class DDLMagics(Magics):
     def line(self, line: str) -> Any:
         """Bring up ranks and look after them: `%ddl VERB [options]`.
 
-        Verbs: start, status, stop, restart, strategy, push, pull, log, wait, debug, runs, show, help.
+        Verbs: start, status, where, stop, restart, strategy, push, pull, log, wait, debug, runs, show, help.
         `%ddl help VERB` shows the options of one; a cell that begins with `%%ddl` runs on every rank.
         """
         verb, _, rest = line.strip().partition(" ")
@@ -76,6 +77,9 @@ class DDLMagics(Magics):
 
     def _status(self) -> None:
         self.session.status()
+
+    def _where(self, rank: int | None, full: bool) -> None:
+        self.session.where(rank, full=full)
 
     def _stop(self) -> None:
         self.session.stop()

@@ -116,6 +116,11 @@ def _log(parser: Parser) -> None:
     parser.add_argument("--rank", type=int, metavar="R", help="of this rank only")
 
 
+def _where(parser: Parser) -> None:
+    parser.add_argument("--rank", type=int, metavar="R", help="the stack of this rank only")
+    parser.add_argument("--full", action="store_true", help="every frame, not your own alone")
+
+
 def _strategy(parser: Parser) -> None:
     parser.add_argument("spec", nargs="?", metavar="SPEC", help="strategy of cells that name none")
     parser.add_argument("--stage", type=int, metavar="S", help="another spelling of zero:S")
@@ -141,7 +146,7 @@ def _help(parser: Parser) -> None:
 
 _ARGUMENTS: dict[str, Any] = {
     "start": _start, "restart": _start, "strategy": _strategy, "push": _names, "pull": _pull, "log": _log,
-    "show": _show, "debug": _debug, "help": _help,
+    "where": _where, "show": _show, "debug": _debug, "help": _help,
 }  # fmt: skip
 
 

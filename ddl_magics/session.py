@@ -22,6 +22,7 @@ from ddl_magics.telemetry.runs import Runs
 from ddl_magics.views import table
 from ddl_magics.views.panel import Panel
 from ddl_magics.views.status import StatusRow
+from ddl_magics.views.where import ANSWER_S, show_where, where
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -176,6 +177,20 @@ class Session:
             state = answers.get(fact["rank"], {"state": "dead" if fact["rank"] in cells.dead() else "no answer"})
             rows.append(StatusRow.of(fact, state))
         table.show_status(rows, screen)
+
+    def where(self, rank: int | None, *, full: bool) -> None:
+        """Show where every rank is, or one, also while a cell runs in the background; `full`: every frame."""
+        screen = self._screen()
+        cells = self.cells
+        self._check_rank(rank)
+        n = cells.cluster.n
+        answers = cells.cluster.client.answers("stack", list(range(n)), ANSWER_S)
+        answers |= {dead: {"state": "dead"} for dead in cells.dead()}
+        ended: set[int] = set()
+        if cells.running and not cells.running.done:
+            ended = set(cells.running.idle)
+            answers |= {r: {"state": "outside"} for r in range(n) if r not in cells.running.stream.ranks}
+        show_where(where(answers, n, ended=ended, rank=rank, full=full), screen)
 
     # Cells.
 

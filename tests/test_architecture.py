@@ -33,7 +33,8 @@ ARROWS = {
     "cluster": {"lease"},
     "lease": set(),  # who owns a process, judged in the same way on both sides
     "telemetry": set(),
-    "views": {"telemetry"},
+    "waits": set(),  # who waits for whom: pure, of what the ranks say
+    "views": {"telemetry", "waits"},
     "rank": {"strategies", "lease"},
     "strategies": set(),
     "protocol": set(),

@@ -10,15 +10,13 @@ from ddl_magics.cluster.ipp import RankClient
 if TYPE_CHECKING:
     from ddl_magics.cluster.folder import ClusterFolder
 
-ANSWER_S = 2.0
 
-
-def ask_state(folder: ClusterFolder) -> dict[int, dict[str, Any]]:
-    """State by rank, of those that answer, also while a cell runs."""
+def ask(folder: ClusterFolder, op: str, patience: float) -> dict[int, dict[str, Any]]:
+    """Answers by rank to a request such as `state`, of those that answer in time, also while a cell runs."""
     client = RankClient(folder.client_file)
     try:
         client.engine_of = {rank["rank"]: rank["engine"] for rank in folder.read_card().ranks}
-        return client.answers("state", list(client.engine_of), ANSWER_S)
+        return client.answers(op, list(client.engine_of), patience)
     finally:
         client.close(linger=0)
 

@@ -35,6 +35,8 @@ class _Rank:
     def __init__(self, info: RankInfo) -> None:
         self.info = info
         self.sample: Sample | None = None
+        self.before: Sample | None = None
+        """The last record but for the very last: where the rank was when its cell ended."""
         self.progress: Progress | None = None
         self.peak: dict[str, int] = {}
         self.outcome: Outcome | None = None
@@ -43,6 +45,7 @@ class _Rank:
         self.lost = 0
         self.last = False
         self.changed = 0.0
+        """When the rank came to the state and line of its latest record, or began to wait in its collective."""
 
     def accept(self, seq: int) -> str:
         """`new`, `late` (one that counted as lost) or `again`. Counts the records that were skipped."""
@@ -167,8 +170,12 @@ class History:
     @staticmethod
     def _replace(rank: _Rank, sample: Sample, now: float) -> None:
         old = rank.sample
-        if old is None or (old.state, old.line) != (sample.state, sample.line):
+        if sample.waiting is not None:
+            rank.changed = now - sample.waiting.seconds
+        elif old is None or (old.state, old.line) != (sample.state, sample.line):
             rank.changed = now
+        if not sample.last:
+            rank.before = sample
         if sample.progress is not None:
             rank.progress = sample.progress
         rank.sample = sample
@@ -223,6 +230,8 @@ def _rank_view(rank: _Rank, now: float) -> RankView:
         capacity=capacity,
         state=state,
         since=max(0.0, now - rank.changed) if sample else 0.0,
+        before=rank.before,
+        ended=rank.last or rank.outcome is not None,
         outcome=rank.outcome,
         lost=rank.lost,
     )

@@ -59,7 +59,11 @@ class RankView:
     state: str
     """A `State` of protocol.py, or `starting` before the first record."""
     since: float
-    """Seconds it has been in this state at this line."""
+    """Seconds it has been in this state at this line, or in this collective."""
+    before: Sample | None
+    """Its last record but for the one that it sent at the end of the cell; None before the first."""
+    ended: bool
+    """Whether the cell is over on this rank."""
     outcome: Outcome | None
     lost: int
     """Records of this rank that never came."""

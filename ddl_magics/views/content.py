@@ -5,35 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddl_magics.telemetry.runs import SEVERITY
 from ddl_magics.views import format as fmt
 from ddl_magics.views.memory import MemoryPicture, memory_picture
-from ddl_magics.views.palette import STATES
-from ddl_magics.views.ranges import in_words, ranges
+from ddl_magics.views.ranges import in_words
+from ddl_magics.views.standing import held_up, standing
 
 if TYPE_CHECKING:
-    from ddl_magics.protocol import Outcome
     from ddl_magics.telemetry.series import Curve
-    from ddl_magics.telemetry.snapshot import RankView, RunView
+    from ddl_magics.telemetry.snapshot import RunView
+    from ddl_magics.views.standing import Where
 
 MAX_SCALARS = 8
 MAX_NOTES = 8
-MAX_WHERE = 8
-MAX_SOURCE = 80
-"""Characters of a source line or message that are shown."""
-HELD_UP = 3.0
-"""Seconds for which all but a few ranks must wait before the panel says who holds them up."""
-
-
-@dataclass(frozen=True)
-class Where:
-    """Ranks that are in the same state."""
-
-    state: str
-    """A key of `palette.STATES`."""
-    who: str
-    doing: str
-    at: str
 
 
 @dataclass(frozen=True)
@@ -59,6 +42,8 @@ class Panel:
     scalars: tuple[Curve, ...]
     more_scalars: int
     where: tuple[Where, ...]
+    held_up: tuple[str, ...]
+    """Who waits for whom in vain, and what to do."""
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -85,7 +70,8 @@ def panel_content(view: RunView) -> Panel:
         total_steps=progress.total,
         scalars=tuple(others[:MAX_SCALARS]),
         more_scalars=max(0, len(others) - MAX_SCALARS),
-        where=_outcomes(view.ranks) if view.finished else _states(view.ranks),
+        where=standing(view),
+        held_up=held_up(view),
         warnings=tuple(_warnings(view)),
         notes=(*notes[:MAX_NOTES], *([f"... and {len(notes) - MAX_NOTES} more"] if len(notes) > MAX_NOTES else [])),
     )
@@ -159,82 +145,7 @@ def _warnings(view: RunView) -> list[str]:
     if view.lost:
         who = in_words(r.info.rank for r in view.ranks if r.lost)
         out.append(f"{fmt.plural(view.lost, 'record')} of {who} never came: the picture has gaps")
-    if not view.finished and (held := _held_up(view.ranks)):
-        out.append(held)
     return out
-
-
-def _held_up(ranks: tuple[RankView, ...]) -> str:
-    waiting = [r for r in ranks if r.state == "waiting"]
-    running = [r for r in ranks if r.state == "running"]
-    if not running or len(running) >= len(waiting) or min(r.since for r in waiting) < HELD_UP:
-        return ""
-    return f"{in_words(r.info.rank for r in running)} {'holds' if len(running) == 1 else 'hold'} up the others"
-
-
-def _states(ranks: tuple[RankView, ...]) -> tuple[Where, ...]:
-    """Running ranks in one row, whatever their lines: they change all the time. Others by what they stand at."""
-    groups: dict[tuple[str, int | None, str], list[RankView]] = {}
-    for rank in ranks:
-        settled = rank.sample if rank.state not in ("running", "idle") else None
-        key = (rank.state, settled.line if settled else None, settled.source.strip() if settled else "")
-        groups.setdefault(key, []).append(rank)
-    rows = []
-    for (state, line, source), members in groups.items():
-        waited = max(r.since for r in members)
-        doing = STATES.get(state, ("", state))[1]
-        if state == "running" and len(members) == 1:
-            doing = "runs"
-        elif state == "waiting":
-            doing = f"{'waits' if len(members) == 1 else 'wait'} {fmt.waited(waited)}"
-        at = _at(line, source) if line is not None else _lines(members)
-        rows.append(Where(state, in_words(r.info.rank for r in members), doing, at))
-    return _capped(rows)
-
-
-def _lines(members: list[RankView]) -> str:
-    """`cell line 7: batch = augment(batch)`, or with several lines `cell lines 7, 9`."""
-    at = {(r.sample.line, r.sample.source.strip()) for r in members if r.sample and r.sample.line is not None}
-    if len(at) == 1:
-        return _at(*at.pop())
-    return f"cell lines {ranges(line for line, _ in at if line is not None)}" if at else ""
-
-
-def _outcomes(ranks: tuple[RankView, ...]) -> tuple[Where, ...]:
-    groups: dict[tuple[str, str, str], list[int]] = {}
-    for rank in ranks:
-        outcome = rank.outcome
-        if outcome is not None:
-            at = f"cell line {outcome.line}" if outcome.line is not None else ""
-            groups.setdefault((outcome.status, _message(outcome), at), []).append(rank.info.rank)
-    rows = []
-    for (status, message, at), members in sorted(groups.items(), key=lambda item: SEVERITY.index(item[0][0])):
-        rows.append(Where(status, in_words(members), STATES[status][1] + (f": {message}" if message else ""), at))
-    return _capped(rows)
-
-
-def _message(outcome: Outcome) -> str:
-    if outcome.status not in ("error", "dead"):
-        return ""
-    return cut(": ".join(part for part in (outcome.ename, outcome.evalue) if part))
-
-
-def _capped(rows: list[Where]) -> tuple[Where, ...]:
-    if len(rows) <= MAX_WHERE:
-        return tuple(rows)
-    left = len(rows) - MAX_WHERE + 1
-    return (*rows[: MAX_WHERE - 1], Where("idle", f"{left} more groups", "%ddl status shows all", ""))
-
-
-def _at(line: int | None, source: str) -> str:
-    if line is None:
-        return ""
-    return f"cell line {line}: {cut(source)}" if source else f"cell line {line}"
-
-
-def cut(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= MAX_SOURCE else f"{text[: MAX_SOURCE - 3]}..."
 
 
 def _short(host: str) -> str:

@@ -18,6 +18,7 @@ WARNING = "#D55E00"
 STATES = {
     "running": ("#0072B2", "run"),
     "waiting": ("#E69F00", "wait"),
+    "stopped": ("#56B4E9", "stopped at a breakpoint"),
     "released": ("#CC79A7", "released"),
     "dead": ("#D55E00", "dead"),
     "idle": ("#999999", "idle"),

@@ -9,8 +9,10 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Protocol
 
+from ddl_magics.views.holdups import sentence
 from ddl_magics.views.panel_html import panel_html
 from ddl_magics.views.screen import TerminalScreen
+from ddl_magics.views.standing import ADVICE, situations
 from ddl_magics.views.text import ansi, coloured, panel_lines, panel_text, status_line
 
 if TYPE_CHECKING:
@@ -167,16 +169,29 @@ class TerminalSurface:
 
 
 class PlainSurface:
-    """A line now and then where nothing can be redrawn, and the picture at the end."""
+    """A line now and then where nothing can be redrawn, and the picture at the end.
+
+    Who waits for whom in vain is a line of its own, once for each situation.
+    """
+
+    interval = 1.0
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
-        self.interval = 5.0
+        self._next = 0.0
+        """Seconds of the run at which the next line is due."""
+        self._told: set[tuple[object, ...]] = set()
 
     def draw(self, view: RunView) -> None:
-        self._screen.write("stdout", status_line(view) + "\n")
-        # Every 5 s in the first minute, then ever more seldom: a run of ten hours gets about a hundred lines.
-        self.interval = max(5.0, view.progress.elapsed / 12)
+        elapsed = view.progress.elapsed
+        if elapsed >= self._next:
+            self._screen.write("stdout", status_line(view) + "\n")
+            # Every 5 s in the first minute, then ever more seldom: a run of ten hours gets about a hundred lines.
+            self._next = elapsed + max(5.0, elapsed / 12)
+        for situation in situations(view):
+            if situation.key not in self._told:
+                self._told.add(situation.key)
+                self._screen.write("stderr", f"{sentence(situation, len(view.ranks))}; {ADVICE}\n")
 
     def freeze(self, view: RunView) -> None:
         self._screen.display(still_picture(view))

@@ -18,8 +18,9 @@ from ddl_magics.views.palette import BLUE, KINDS, STATES, WARNING
 if TYPE_CHECKING:
     from ddl_magics.telemetry.series import Curve
     from ddl_magics.telemetry.snapshot import RunView
-    from ddl_magics.views.content import Panel, Where
+    from ddl_magics.views.content import Panel
     from ddl_magics.views.memory import MemoryPicture, MemoryRow
+    from ddl_magics.views.standing import Where
 
 # Notebooks give every svg, table and code of an output styles of their own (an svg loses its height): what matters is
 # said again here, and sizes in the svg's own style.
@@ -53,6 +54,7 @@ border-top:1px solid rgba(128,128,128,.3)}
 .ddl .where span{overflow-wrap:anywhere}
 .ddl .code{font-family:var(--jp-code-font-family,monospace);font-size:12px}
 .ddl .warn{color:#D55E00;font-weight:600}
+.ddl .held{margin-top:8px;padding:4px 0 4px 10px;border-left:3px solid #D55E00}
 """
 
 
@@ -65,6 +67,7 @@ def panel_html(view: RunView) -> str:
     parts = [
         f"<style>{STYLE}</style>",
         _header(panel),
+        _held_up(panel),
         f'<div class="cols">{"".join(columns)}</div>',
         _where(panel),
         _notes(panel),
@@ -84,6 +87,14 @@ def _header(panel: Panel) -> str:
         f'aria-label="steps done"><i></i><i style="width:{100 * done:.2f}%;background:{BLUE}"></i></div>'
         f"<div>{progress}</div>"
     )
+
+
+def _held_up(panel: Panel) -> str:
+    """Who waits for whom, above everything else; the last line says what to do."""
+    if not panel.held_up:
+        return ""
+    lines = "".join(f"<div>{escape(text)}</div>" for text in panel.held_up)
+    return f'<div class="held warn" style="color:{WARNING}" role="alert">{lines}</div>'
 
 
 def _memory(memory: MemoryPicture) -> str:

@@ -7,8 +7,8 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Self
 
 from ddl_magics.views import format as fmt
-from ddl_magics.views.content import cut
 from ddl_magics.views.palette import STATES
+from ddl_magics.views.standing import cut
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -40,7 +40,8 @@ def panel_text(view: RunView, width: int = WIDTH) -> str:
 def panel_lines(view: RunView, width: int = WIDTH) -> list[Line]:
     """The panel, line by line, in at most `width` columns where words allow."""
     panel = panel_content(view)
-    lines = [*_header(panel, width), [], *_memory(panel.memory)]
+    held: list[Line] = [[(text, "warn")] for text in panel.held_up]
+    lines = [*_header(panel, width), *([[], *held] if held else []), [], *_memory(panel.memory)]
     if panel.loss is not None:
         lines += [[], *_metrics(panel)]
     if panel.where:

@@ -26,12 +26,16 @@ def history(
     share=(3.2, 3.3, 9.9, 9.0, 3.9),
     nan_at=(),
     states=None,
+    waiting=None,
     notes=("global batch 32 = 4 × 8",),
     metrics=("loss", "lr", "grad_norm"),
     finish=None,
     seconds=0.66,
 ):
-    """A run of `ranks` ranks at step `steps` of `total`; `share` is GiB by kind of a usual rank."""
+    """A run of `ranks` ranks at step `steps` of `total`; `share` is GiB by kind of a usual rank.
+
+    `states` are (state, line, source) by rank, `waiting` the collectives; both are those of every record.
+    """
     chance = random.Random(7)
     nodes = -(-ranks // per_node)
     infos = [
@@ -71,10 +75,11 @@ def history(
                 state,
                 line,
                 source,
-                memory,
-                peak,
-                tuple(points),
-                progress,
+                waiting=(waiting or {}).get(r),
+                memory=memory,
+                peak=peak,
+                points=tuple(points),
+                progress=progress,
                 notes=notes,
             )
             run.add(sample, now=1000.0 + start * seconds)
