@@ -1,0 +1,211 @@
+"""Which ranks hold the same under a name, and where and how far the others differ (`%ddl check`).
+
+Works on what `rank.compare` tells, in its rounds; tensors stay where they are. A rank that holds a shard is compared
+with ranks that hold the same shard, and with all of them in what is not sharded. No torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ddl_magics.views import format as fmt
+from ddl_magics.views.check import Row
+from ddl_magics.views.ranges import in_words, ranges
+
+Ask = Callable[[str, dict[int, tuple[Any, ...]]], dict[int, Any]]
+"""Calls a function of `rank.compare` on ranks with the arguments given by rank; results by rank."""
+
+ROWS = 8
+"""Groups of ranks that one name is shown with."""
+PIECES = 4
+"""Pieces of a tensor whose numbers are fetched to see how far they differ."""
+
+
+def check(names: list[str], ranks: list[int], ask: Ask) -> list[Row]:
+    """Rows of the table: one a name where all ranks agree, else one for each group of ranks that do."""
+    told = ask("survey", dict.fromkeys(ranks, (names,)))
+    rows = []
+    for index, name in enumerate(names):
+        rows += Name(name, {rank: told[rank][index] for rank in ranks}, ask).rows()
+    return rows
+
+
+@dataclass
+class Difference:
+    """One tensor or value in which a rank differs from another that should hold the same."""
+
+    path: str
+    there: dict[str, Any] | None
+    """As the other rank has it; None where it has none."""
+    here: dict[str, Any] | None
+    other: int
+    """The other rank."""
+
+
+class Name:
+    """One name on all ranks. `surveys`: what each told."""
+
+    def __init__(self, name: str, surveys: dict[int, dict[str, Any]], ask: Ask) -> None:
+        self.name = name
+        self.surveys = {rank: survey for rank, survey in surveys.items() if "error" not in survey}
+        self.failed = {rank: survey for rank, survey in surveys.items() if "error" in survey}
+        self._ask = ask
+
+    def rows(self) -> list[Row]:
+        """What the table says about the name, the ranks that agree first."""
+        found = self._rows_of_values() if self.surveys else []
+        for words, ranks in grouped({r: self._failure(s) for r, s in self.failed.items()}):
+            found.append(Row(self.name, ranges(ranks), "", words, ok=False))
+        return found
+
+    def _failure(self, survey: dict[str, Any]) -> str:
+        return "there is no such variable" if survey["missing"] else str(survey["error"])
+
+    def _rows_of_values(self) -> list[Row]:
+        agreeing, *others = self.groups()
+        what = self._what(agreeing[0])
+        if not others:
+            return [Row(self.name, ranges(agreeing), what, self._equal(agreeing), ok=not self.failed)]
+        told = self._details(agreeing, others)
+        rows = [Row(self.name, ranges(agreeing), what, self._equal(agreeing) if agreeing[1:] else "", ok=True)]
+        rows += [Row(self.name, ranges(group), self._what(group[0]), self._how(group[0], agreeing, told), ok=False)
+                 for group in others[:ROWS]]  # fmt: skip
+        if others[ROWS:]:
+            left = [rank for group in others[ROWS:] for rank in group]
+            rows.append(Row(self.name, ranges(left), "", "differ too", ok=False))
+        return rows
+
+    def groups(self) -> list[list[int]]:
+        """Ranks that hold what most do, or the lowest rank's where no more do; then the others by what they hold."""
+        common = {key: self._most_common(key) for survey in self.surveys.values() for key in survey["digests"]}
+        head = Counter(survey["head"] for survey in self.surveys.values()).most_common(1)[0][0]
+        agreeing = [rank for rank, survey in self.surveys.items()
+                    if survey["head"] == head and survey["digests"].items() <= common.items()]  # fmt: skip
+        rest = {rank: repr((s["head"], s["digests"])) for rank, s in self.surveys.items() if rank not in agreeing}
+        found = [ranks for _, ranks in grouped(rest)]
+        return [agreeing, *found] if agreeing else found
+
+    def _most_common(self, key: str) -> str:
+        marks = [survey["digests"][key] for survey in self.surveys.values() if key in survey["digests"]]
+        return str(Counter(marks).most_common(1)[0][0])
+
+    def _what(self, rank: int) -> str:
+        survey = self.surveys[rank]
+        size = f", {fmt.size(survey['nbytes'])}" if survey["leaves"] > 1 and survey["nbytes"] else ""
+        text = f" {survey['text']}" if survey["text"] else ""
+        return f"{survey['head']}{text}{size}"
+
+    def _equal(self, ranks: list[int]) -> str:
+        survey = self.surveys[ranks[0]]
+        said = ["equal" if len(self.surveys) > 1 else "on one rank only"]
+        if survey["sharded"]:
+            share = "" if survey["sharded"] == survey["leaves"] else f"{survey['sharded']} of {survey['leaves']} "
+            said = [f"{share}sharded over {self._copies(ranks)}", "what is whole is equal"][: 2 if share else 1]
+        if survey["vague"]:
+            said.append(f"{fmt.plural(survey['vague'], 'value')} compared by type alone")
+        return "; ".join(said)
+
+    def _copies(self, ranks: list[int]) -> str:
+        """`ranks 0-1, and again over 2-3`: ranks that hold one whole together, and those that hold the same shards."""
+        seen: Counter[frozenset[str]] = Counter()
+        copies: dict[int, list[int]] = {}
+        for rank in ranks:
+            keys = frozenset(self.surveys[rank]["digests"]) - {""}
+            copies.setdefault(seen[keys], []).append(rank)
+            seen[keys] += 1
+        first, *more = copies.values()
+        return f"{in_words(first)}{''.join(f', and again, equal, over {ranges(copy)}' for copy in more)}"
+
+    # Where they differ.
+
+    def _details(self, agreeing: list[int], others: list[list[int]]) -> dict[int, list[dict[str, Any]]]:
+        """Leaves of one rank of each group, and of a rank that agrees for each shard."""
+        ranks = {group[0] for group in others[:ROWS]} | {agreeing[0]}
+        holders: dict[str, int] = {}
+        for rank in agreeing:
+            for key in self.surveys[rank]["digests"]:
+                holders.setdefault(key, rank)
+        return self._ask("details", dict.fromkeys(sorted(ranks | set(holders.values())), (self.name,)))
+
+    def _how(self, rank: int, agreeing: list[int], told: dict[int, list[dict[str, Any]]]) -> str:
+        differences = self._differences(rank, [other for other in agreeing if other in told], told)
+        if not differences:
+            return f"differs in type from {in_words(agreeing)}"
+        first = differences[0]
+        place = self._place(first, differences, told[rank])
+        if first.here is None or first.there is None:
+            here, there = (in_words([rank]), in_words([first.other]))
+            return f"{place}, which is only on {there if first.here is None else here}"
+        if first.here["what"] != first.there["what"]:
+            return f"{place}: {first.here['what']}, on {in_words([first.other])} {first.there['what']}"
+        if first.here["nbytes"]:
+            return place + self._how_far(first, rank)
+        return place + (
+            f": {first.here['text']}, on {in_words([first.other])} {first.there['text']}" if first.path else ""
+        )
+
+    @staticmethod
+    def _place(first: Difference, differences: list[Difference], leaves: list[dict[str, Any]]) -> str:
+        if not first.path:
+            return "differs"
+        counts = []
+        for kind in dict.fromkeys((d.here or d.there or {})["kind"] for d in differences):
+            some = sum((d.here or d.there or {})["kind"] == kind for d in differences)
+            counts.append(f"{some} of {fmt.plural(sum(leaf['kind'] == kind for leaf in leaves), kind or 'value')}")
+        return f"differs in {', '.join(counts)}, first {first.path.removeprefix('.')}"
+
+    @staticmethod
+    def _differences(rank: int, others: list[int], told: dict[int, list[dict[str, Any]]]) -> list[Difference]:
+        """Leaves of a rank beside those of the first other that holds the same shard, or that leaf at all."""
+        by_path = {other: {leaf["path"]: leaf for leaf in told[other]} for other in others}
+        here = {leaf["path"]: leaf for leaf in told[rank]}
+        found = []
+        for path, leaf in here.items():
+            same = [o for o in others if path in by_path[o] and by_path[o][path]["key"] == leaf["key"]]
+            if same:
+                there = by_path[same[0]][path]
+                if (there["what"], there["digest"]) != (leaf["what"], leaf["digest"]):
+                    found.append(Difference(path, there, leaf, same[0]))
+            elif not any(path in by_path[o] for o in others):
+                found.append(Difference(path, None, leaf, others[0]))
+        found += [Difference(path, leaf, None, others[0])
+                  for path, leaf in by_path[others[0]].items() if path not in here]  # fmt: skip
+        return found
+
+    def _how_far(self, first: Difference, rank: int) -> str:
+        """Largest difference of two tensors' numbers, from the pieces in which they differ."""
+        marks = self._ask("chunks", dict.fromkeys((first.other, rank), (self.name, first.path)))
+        theirs, ours = marks[first.other], marks[rank]
+        apart = [number for number, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b]
+        looked = apart[:PIECES]
+        numbers = self._ask("values", dict.fromkeys((first.other, rank), (self.name, first.path, looked)))
+        flat = {r: [x for piece in numbers[r] for x in piece] for r in (first.other, rank)}
+        return how_far(flat[first.other], flat[rank], complete=looked == apart)
+
+
+def how_far(there: list[float], here: list[float], *, complete: bool) -> str:
+    """In words: how many numbers differ and by how much at most."""
+    apart = [(a, b) for a, b in zip(there, here, strict=False) if a != b and not (math.isnan(a) and math.isnan(b))]
+    if not apart:
+        return " in the bits alone (0 and -0, or NaN)"
+    largest = max((abs(a - b) for a, b in apart if math.isfinite(a - b)), default=None)
+    nan = sum(math.isnan(b) for _, b in apart)
+    more = "" if complete else " or more"
+    said = [f" in {fmt.plural(len(apart), 'element')}{more}"]
+    if largest is not None:
+        said.append(f"by {'at most ' if complete and len(apart) > 1 else ''}{largest:.3g}{more}")
+    if nan:
+        said.append(f"{nan} NaN here")
+    return ", ".join(said)
+
+
+def grouped(texts: dict[int, str]) -> list[tuple[str, list[int]]]:
+    """Equal texts with the ranks that have them, in the order of the lowest rank."""
+    groups: dict[str, list[int]] = {}
+    for rank, text in sorted(texts.items()):
+        groups.setdefault(text, []).append(rank)
+    return list(groups.items())
