@@ -203,6 +203,7 @@ class Cells:
             history=history,
             folder=folder_for(screen, ranks, options.output),
             panel=Panel(history, screen) if options.panel else None,
+            mended_after=self.health.mended_after,
         )
         self._by_stream[id(stream)] = self.running
         for old in list(self._by_stream)[:-64]:

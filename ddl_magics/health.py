@@ -37,6 +37,8 @@ class Health:
         self._broken_in = 0
         """The cell after which the group could not be used any more; 0: it can."""
         self._why = ""
+        self.mended_after = 0
+        """The last cell after which the group was made anew; 0: none yet."""
 
     def note(self, request: CellRequest, outcomes: Iterable[Outcome], silent: Iterable[int]) -> None:
         """A cell has ended with these outcomes; `silent` ranks have not ended it."""
@@ -77,7 +79,7 @@ class Health:
             raise RecoveryError(msg, "Run the cell again to try again, or %ddl restart") from error
         screen.write("stderr", "\n".join(self._said(told)) + "\n")
         self._counts = {rank: recovered["groups"] for rank, recovered in told.items()}
-        self._broken_in = 0
+        self.mended_after, self._broken_in = self._broken_in, 0
 
     def _said(self, told: dict[int, dict[str, Any]]) -> Iterable[str]:
         """What the user must know, one line for each matter."""

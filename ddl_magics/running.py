@@ -38,6 +38,8 @@ class RunningCell:
     history: History
     folder: Folder
     panel: Panel | None
+    mended_after: int = 0
+    """The cell after which the process group was made anew last; 0: it is the first one."""
     samples: queue.SimpleQueue[Sample] = field(default_factory=queue.SimpleQueue)
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)

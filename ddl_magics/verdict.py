@@ -44,9 +44,21 @@ def error_of(outcomes: Sequence[Outcome], stopped: Stopped, running: RunningCell
     if released:
         if running.in_vain:
             return CellError(running.in_vain, restart or "Every rank must come to each collective")
-        said = f"the connection between the ranks was closed; {_freed(released)}"
-        return CellError(said, restart, _tracebacks(released[:1], running))
+        return _closed(released, running)
     return None
+
+
+def _closed(released: Sequence[Outcome], running: RunningCell) -> CellError:
+    """Nobody failed or stopped the cell, and yet connections were closed: those of a group that is gone, most likely."""
+    said = f"the connections between the ranks were closed; {_freed(released)}"
+    remedy = ""
+    if running.mended_after:
+        said = f"a process group of before In[{running.mended_after}] was used, which went when that failed"
+        remedy = (
+            "Make it again, with what was built on it (dist.new_group, DistributedDataParallel, deepspeed.initialize); "
+            "models of ddl.prepare go on by themselves"
+        )
+    return CellError(said, remedy, _tracebacks(released, running))
 
 
 def _tracebacks(outcomes: Sequence[Outcome], running: RunningCell) -> str:

@@ -80,7 +80,7 @@ def cause_in_words(failed: Sequence[Outcome]) -> str:
     place = f" in line {first.line} of the cell" if first.line else ""
     said = next(iter(first.evalue.strip().splitlines()), "")
     said = said if len(said) <= 200 else f"{said[:199]}…"
-    message = f"{in_words(same)} failed{place} with {first.ename}: {said}"
+    message = f"{in_words(same)} failed{place} with {first.ename}" + (f": {said}" if said else "")
     return f"{message}; {in_words(others)} failed after that" if others else message
 
 
