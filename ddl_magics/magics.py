@@ -24,6 +24,7 @@ VERBS = {
     "strategy": "Show or set the strategy of later cells.",
     "push": "Copy variables of this notebook to every rank.",
     "pull": "Copy variables of the ranks here: a list by rank, tensors on the CPU.",
+    "check": "Compare variables across ranks: which ranks hold the same, and where the others differ.",
     "log": "Show the full output of the ranks, also what was folded.",
     "wait": "Wait for a cell that runs in the background.",
     "debug": "Look into the frames of ranks that failed, or that stopped at a breakpoint().",
@@ -47,7 +48,7 @@ class DDLMagics(Magics):
     def line(self, line: str) -> Any:
         """Bring up ranks and look after them: `%ddl VERB [options]`.
 
-        Verbs: start, status, where, stop, restart, strategy, push, pull, log, wait, debug, runs, show, help.
+        Verbs: start, status, where, stop, restart, strategy, push, pull, check, log, wait, debug, runs, show, help.
         `%ddl help VERB` shows the options of one; a cell that begins with `%%ddl` runs on every rank.
         """
         verb, _, rest = line.strip().partition(" ")
@@ -96,6 +97,9 @@ class DDLMagics(Magics):
 
     def _pull(self, names: list[str], rank: int | None) -> None:
         self._shell.user_ns.update(self.session.pull(names, rank))
+
+    def _check(self, names: list[str]) -> None:
+        self.session.check(names)
 
     def _log(self, rank: int | None) -> None:
         self.session.log(rank)

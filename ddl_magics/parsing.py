@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import functools
 import keyword
 import shlex
@@ -34,12 +35,46 @@ class Parser(argparse.ArgumentParser):
 
     def read(self, line: str) -> argparse.Namespace:
         """Parse a line as a shell would split it."""
+        return self.parse_args(self.split(line))
+
+    def split(self, line: str) -> list[str]:
+        """Take a line apart as a shell does."""
         try:
-            words = shlex.split(line)
+            return shlex.split(line)
         except ValueError as error:
             msg = f"{self.prog}: {error}"
             raise UsageError(msg, "Close the quotation mark.") from error
-        return self.parse_args(words)
+
+
+OPERATORS = "+*/@%&|^<>=!.~"
+"""What an expression of its own does not begin with: it is the rest of one with spaces."""
+
+
+class ExpressionParser(Parser):
+    """Takes Python expressions, which keep their quotation marks and what stands in their brackets."""
+
+    def split(self, line: str) -> list[str]:
+        """`model batch["x"], f(a, b)` is three."""
+        words = [""]
+        for character in line.strip() + " ":
+            if character in ", \t" and (not words[-1] or _is_whole(words[-1])):
+                words.append("")
+            else:
+                words[-1] += character
+        wrong = [word.strip() for word in words if word and (word is words[-1] or word[0] in OPERATORS)]
+        if wrong:
+            msg = f"{self.prog}: {wrong[0]!r} is not a name nor an expression"
+            raise UsageError(msg, 'For example %ddl check model batch["x"]; no spaces outside brackets.')
+        return [word for word in words if word]
+
+
+def _is_whole(text: str) -> bool:
+    """Whether a text is an expression by itself, no part of one that goes on after a space."""
+    try:
+        ast.parse(text, mode="eval")
+    except (SyntaxError, ValueError):
+        return False
+    return True
 
 
 def add_strategy(parser: Parser) -> None:
@@ -86,7 +121,8 @@ def cell_parser() -> Parser:
 
 def verb_parser(verb: str, description: str) -> Parser:
     """Build the parser of one verb of `%ddl`."""
-    parser = Parser(f"%ddl {verb}", description)
+    kind = ExpressionParser if verb == "check" else Parser
+    parser = kind(f"%ddl {verb}", description)
     _ARGUMENTS.get(verb, lambda _: None)(parser)
     return parser
 
@@ -105,6 +141,10 @@ def _start(parser: Parser) -> None:
 
 def _names(parser: Parser) -> None:
     parser.add_argument("names", nargs="+", metavar="NAME", help="variable")
+
+
+def _check(parser: Parser) -> None:
+    parser.add_argument("names", nargs="+", metavar="NAME", help="variable or expression; rng for the random states")
 
 
 def _pull(parser: Parser) -> None:
@@ -145,7 +185,8 @@ def _help(parser: Parser) -> None:
 
 
 _ARGUMENTS: dict[str, Any] = {
-    "start": _start, "restart": _start, "strategy": _strategy, "push": _names, "pull": _pull, "log": _log,
+    "start": _start, "restart": _start, "strategy": _strategy, "push": _names, "pull": _pull, "check": _check,
+    "log": _log,
     "where": _where, "show": _show, "debug": _debug, "help": _help,
 }  # fmt: skip
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import cloudpickle
 
-from ddl_magics import errors, postmortem
+from ddl_magics import comparison, errors, postmortem
 from ddl_magics.cells import Cells
 from ddl_magics.cluster.cluster import Cluster
 from ddl_magics.cluster.options import ClusterOptions
@@ -19,7 +19,7 @@ from ddl_magics.errors import CellInterrupted, NoClusterError, StartError, Trans
 from ddl_magics.protocol import World
 from ddl_magics.strategies import spec as specs
 from ddl_magics.telemetry.runs import Runs
-from ddl_magics.views import table
+from ddl_magics.views import check, table
 from ddl_magics.views.panel import Panel
 from ddl_magics.views.status import StatusRow
 from ddl_magics.views.where import ANSWER_S, show_where, where
@@ -269,6 +269,17 @@ class Session:
         if rank is not None:
             return by_rank[rank]
         return {name: [by_rank[r][name] for r in ranks] for name in names}
+
+    def check(self, names: list[str]) -> None:
+        """Compare variables, or other expressions, across ranks."""
+        cells = self.cells
+        cells.check_ready()
+
+        def ask(function: str, args: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
+            futures = cells.cluster.client.call(f"ddl_magics.rank.compare:{function}", args)
+            return cells.cluster.wait(futures, timeout=float("inf"))
+
+        check.show(comparison.check(names, list(range(cells.cluster.n)), ask), self._screen())
 
     def _fetch(self, function: str, args: dict[int, tuple[Any, ...]]) -> list[Any]:
         return [cloudpickle.loads(blob) for _, blob in sorted(self._call(function, args).items())]

@@ -20,11 +20,13 @@ FOR_ALL = {"protocol", "errors", "strategies.spec"}
 
 ARROWS = {
     "__init__": {"magics", "compatibility", "rank"},  # `%load_ext` in a notebook, `init` in a script under torchrun
-    "magics": {"parsing", "session", "cluster", "views"},
+    "magics": {"parsing", "completion", "session", "cluster", "views"},
     "cli": {"cluster", "views", "telemetry"},
     "parsing": set(),
     "compatibility": set(),
-    "session": {"parsing", "cells", "running", "verdict", "cluster", "views", "telemetry"},
+    "comparison": {"views"},
+    "completion": {"parsing", "session", "cluster"},
+    "session": {"parsing", "comparison", "cells", "running", "verdict", "cluster", "views", "telemetry"},
     "cells": {"parsing", "running", "ladder", "verdict", "cluster", "views", "telemetry"},
     "ladder": {"running", "views"},
     "running": {"cluster", "views", "telemetry"},
