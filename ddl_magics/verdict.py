@@ -49,7 +49,7 @@ def error_of(outcomes: Sequence[Outcome], stopped: Stopped, running: RunningCell
 
 
 def _closed(released: Sequence[Outcome], running: RunningCell) -> CellError:
-    """Nobody failed or stopped the cell, and yet connections were closed: those of a group that is gone, most likely."""
+    """Nobody failed or stopped the cell, and yet connections were closed: of a group that is gone, most likely."""
     said = f"the connections between the ranks were closed; {_freed(released)}"
     remedy = ""
     if running.mended_after:

@@ -230,23 +230,22 @@ class Cluster:
 
     def wait(self, futures: dict[int, Future[Any]], timeout: float | None = None) -> dict[int, Any]:
         """Results by rank. Raises what a rank raised, or TimeoutError."""
-        deadline = time.monotonic() + (timeout or self.options.timeout)
-        results = {}
+        patience = timeout or self.options.timeout
+        deadline = time.monotonic() + patience
+        while waiting := [rank for rank, future in futures.items() if not future.done()]:
+            if time.monotonic() > deadline:
+                msg = f"no answer from ranks {waiting} within {patience:g} s"
+                raise TimeoutError(msg)
+            if any(future.done() and future.exception() for future in futures.values()):
+                break  # the others may wait in vain for the one that failed
+            time.sleep(0.002)
         for rank, future in futures.items():
-            while not future.done():
-                if time.monotonic() > deadline:
-                    late = sorted(r for r, f in futures.items() if not f.done())
-                    msg = f"no answer from ranks {late} within {timeout or self.options.timeout:g} s"
-                    raise TimeoutError(msg)
-                time.sleep(0.002)
-            try:
-                results[rank] = future.result()
-            except ipp.RemoteError as error:
-                kind = errors.by_name(error.ename)
-                if kind is None:
-                    raise
+            error = future.exception() if future.done() else None
+            if isinstance(error, ipp.RemoteError) and (kind := errors.by_name(error.ename)):
                 raise kind(f"rank {rank}: {error.evalue}") from None
-        return results
+            if error is not None:
+                raise error
+        return {rank: future.result() for rank, future in futures.items()}
 
     def ended(self) -> bool:
         """Whether the controller or the launcher of the ranks has ended, by itself or by somebody else's hand."""
