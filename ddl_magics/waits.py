@@ -108,9 +108,10 @@ def holdups(answers: Answers, ended: Collection[int] = ()) -> list[Holdup]:
         never.append(cycle)
         told |= {rank for party in cycle.waiting for rank in party.ranks}
     missing = []
-    for ranks in floor.meetings.values():
-        absent = floor.absent(ranks[0])
-        if absent and not set(ranks) <= told:
+    for meetings in floor.by_group():
+        ranks = {rank for meeting in meetings for rank in meeting}
+        absent = floor.absent(meetings[0][0]) - ranks
+        if absent and not ranks <= told:
             waiting = floor.parties(ranks)
             missing.append(Holdup("missing", waiting, floor.parties(absent), max(p.seconds for p in waiting)))
     # Who waits for a rank that waits for another is a consequence, and comes after the cause.
@@ -195,6 +196,15 @@ class _Floor:
     def parties(self, ranks: Iterable[int]) -> tuple[Party, ...]:
         return tuple(parties({rank: self.answers.get(rank, {"state": "silent"}) for rank in ranks}, self.ended))
 
+    def by_group(self) -> list[list[list[int]]]:
+        """Ranks that met, together with those who met elsewhere in the same process group, where that is known."""
+        found: dict[object, list[list[int]]] = {}
+        for meeting, ranks in self.meetings.items():
+            waiting = self.one(ranks)
+            known = waiting.group and waiting.name not in MESSAGES
+            found.setdefault((waiting.group_name, waiting.group) if known else meeting, []).append(ranks)
+        return list(found.values())
+
     def least(self, ranks: Iterable[int]) -> float:
         """Seconds for which all of them have been where they are."""
         return min(self.waiting[rank].seconds for rank in ranks)
@@ -202,15 +212,17 @@ class _Floor:
     def _find_absent(self, meeting: Meeting) -> set[int]:
         ranks = self.meetings[meeting]
         waiting = self.one(ranks)
-        if waiting.name in MESSAGES and len(waiting.group) != PAIR and self._answered(waiting.name):
-            return set()
-        return set(waiting.group or self.everybody) - set(ranks)
+        others = set(waiting.group or self.everybody) - set(ranks)
+        if waiting.name in MESSAGES and len(waiting.group) != PAIR:
+            # The other end is none of those who do the same; where all do the same, each waits for the rest.
+            return set() if self._answered(waiting.name) else others or set(ranks)
+        return others
 
     def _meeting(self, rank: int, waiting: Waiting) -> Meeting:
         group = (waiting.group_name, waiting.group)
         if waiting.name in MESSAGES:
             if len(waiting.group) != PAIR:
-                return (*group, waiting.name, rank)
+                return (*group, waiting.name)
             peer = next((other for other in waiting.group if other != rank), rank)
             return (*group, "message", (rank, peer) if waiting.name in SENDS else (peer, rank))
         tensors = (waiting.shapes, waiting.dtype) if waiting.name in EQUAL_TENSORS else ()
@@ -224,15 +236,10 @@ class _Floor:
 
 def _mismatches(floor: _Floor) -> list[Holdup]:
     """Ranks of one group that are in collectives which can never be the same one."""
-    by_group: dict[tuple[str, tuple[int, ...]], list[list[int]]] = {}
-    for ranks in floor.meetings.values():
-        waiting = floor.one(ranks)
-        if waiting.name not in MESSAGES and waiting.group:
-            by_group.setdefault((waiting.group_name, waiting.group), []).append(ranks)
     found = []
-    for (_, group), several in by_group.items():
+    for several in floor.by_group():
         if len(several) >= PAIR:
-            everybody = sum(map(len, several)) == len(group)
+            everybody = sum(map(len, several)) == len(floor.one(several[0]).group)
             kind, who = _mismatch(floor, several, everybody=everybody)
             if kind:
                 waiting_parties = tuple(party for ranks in who for party in floor.parties(ranks))

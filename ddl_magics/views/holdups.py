@@ -19,6 +19,13 @@ MAX_PARTIES = 4
 """Places that a sentence names; the ranks at others are counted."""
 MAX_SENTENCES = 3
 
+WHY = {
+    "different": "they never meet",
+    "unequal": "they never meet, their tensors differ",
+    "out of step": "they are out of step and never meet",
+    "cycle": "they wait for one another",
+}
+"""Kind of a situation that never ends -> what is wrong."""
 ELSEWHERE = {
     "ended": "{have} ended the cell",
     "outside": "{are} not in this cell",
@@ -51,15 +58,12 @@ def sentence(holdup: Holdup, world: int) -> str:
     """`ranks 0,2-7 wait 34 s in all_reduce (cell line 12) for rank 1, which is in time.sleep (line 9)`."""
     if holdup.kind == "missing":
         return _for_whom(holdup, world)
-    apart = _listed(holdup.waiting, lambda party: _part(party, holdup, world))
-    lasted = f", {_seconds(holdup.seconds)} so far" if _seconds(holdup.seconds) else ""
-    if holdup.kind == "cycle":
-        return f"these wait for one another{lasted}: {apart}"
-    if holdup.kind == "unequal":
-        name = called(holdup.waiting[0].waiting)
-        return f"these never meet in {name}, their tensors differ{lasted}: {apart}"
-    differ = "are in different collectives" if holdup.kind == "different" else "are out of step"
-    return f"these {differ} and never meet{lasted}: {apart}"
+    first, *_ = holdup.waiting
+    places = _listed(holdup.waiting, lambda party: _part(party, holdup, world))
+    who = in_words(first.ranks)
+    places = f"{who} {_verb('are', first.ranks)}{places.removeprefix(who)}"
+    lasted = f", for {_seconds(holdup.seconds)}" if _seconds(holdup.seconds) else ""
+    return f"{places}{lasted}: {WHY[holdup.kind]}"
 
 
 def called(waiting: Waiting | None, world: int = 0) -> str:
@@ -93,7 +97,7 @@ def _for_whom(holdup: Holdup, world: int) -> str:
     at = f" (cell {'line' if len(lines) == 1 else 'lines'} {ranges(lines)})" if lines else ""
     lasted = f" {_seconds(holdup.seconds)}" if _seconds(holdup.seconds) else ""
     missing = _listed(holdup.missing, lambda party: _who_is_where(party, world), " and ")
-    what = called(holdup.waiting[0].waiting, world)
+    what = " and ".join(dict.fromkeys(called(party.waiting, world) for party in holdup.waiting[:MAX_PARTIES]))
     return f"{in_words(ranks)} {_verb('wait', ranks)}{lasted} in {what}{at} for {missing}"
 
 
@@ -120,13 +124,12 @@ def _where(party: Party, world: int) -> str:
 def _part(party: Party, holdup: Holdup, world: int) -> str:
     waiting = party.waiting
     line = f"line {party.line}" if party.line is not None else ""
+    what = f"in {called(waiting, world)}"
     if holdup.kind == "unequal" and waiting is not None:
         shapes = ", ".join(f"[{', '.join(map(str, shape))}]" for shape in waiting.shapes)
-        what = f"{shapes} {waiting.dtype}".strip()
-    else:
-        what = f"in {called(waiting, world)}"
-        if holdup.kind == "out of step" and waiting is not None and waiting.number:
-            what += f", number {waiting.number} of the group"
+        what += f" with {shapes} {waiting.dtype}".rstrip()
+    elif holdup.kind == "out of step" and waiting is not None and waiting.number:
+        what += f", number {waiting.number} of its group"
     return f"{in_words(party.ranks)} {what}" + (f" ({line})" if line else "")
 
 
