@@ -45,6 +45,11 @@ class Difference:
     other: int
     """The other rank."""
 
+    @property
+    def kind(self) -> str:
+        """What it is counted as."""
+        return str((self.here or self.there or {})["kind"])
+
 
 class Name:
     """One name on all ranks. `surveys`: what each told."""
@@ -136,27 +141,27 @@ class Name:
         if not differences:
             return f"differs in type from {in_words(agreeing)}"
         first = differences[0]
-        place = self._place(first, differences, told[rank])
+        place = self._place(differences, told[rank])
+        if not first.path or first.kind == "random state":
+            return place + (self._how_far(first, rank) if comparable(first) else "")
         if first.here is None or first.there is None:
-            here, there = (in_words([rank]), in_words([first.other]))
-            return f"{place}, which is only on {there if first.here is None else here}"
-        if first.here["what"] != first.there["what"]:
-            return f"{place}: {first.here['what']}, on {in_words([first.other])} {first.there['what']}"
-        if first.here["nbytes"]:
+            return f"{place}, which is only on {in_words([first.other if first.here is None else rank])}"
+        if comparable(first):
             return place + self._how_far(first, rank)
-        return place + (
-            f": {first.here['text']}, on {in_words([first.other])} {first.there['text']}" if first.path else ""
-        )
+        here, there = (" ".join((leaf["what"], leaf["text"])).strip() for leaf in (first.here, first.there))
+        return f"{place}: {here}, on {in_words([first.other])} {there}"
 
     @staticmethod
-    def _place(first: Difference, differences: list[Difference], leaves: list[dict[str, Any]]) -> str:
-        if not first.path:
+    def _place(differences: list[Difference], leaves: list[dict[str, Any]]) -> str:
+        if not differences[0].path:
             return "differs"
         counts = []
-        for kind in dict.fromkeys((d.here or d.there or {})["kind"] for d in differences):
-            some = sum((d.here or d.there or {})["kind"] == kind for d in differences)
+        for kind in dict.fromkeys(difference.kind for difference in differences):
+            some = sum(difference.kind == kind for difference in differences)
             counts.append(f"{some} of {fmt.plural(sum(leaf['kind'] == kind for leaf in leaves), kind or 'value')}")
-        return f"differs in {', '.join(counts)}, first {first.path.removeprefix('.')}"
+        paths = [difference.path.removeprefix(".") for difference in differences]
+        names = f": {', '.join(paths)}" if differences[0].kind == "random state" else f", first {paths[0]}"
+        return f"differs in {', '.join(counts)}{names}"
 
     @staticmethod
     def _differences(rank: int, others: list[int], told: dict[int, list[dict[str, Any]]]) -> list[Difference]:
@@ -187,20 +192,27 @@ class Name:
         return how_far(flat[first.other], flat[rank], complete=looked == apart)
 
 
+def comparable(difference: Difference) -> bool:
+    """Whether both are tensors of one kind, so that their numbers can be compared."""
+    here, there = difference.here, difference.there
+    return bool(here and there and here["nbytes"] and here["what"] == there["what"])
+
+
 def how_far(there: list[float], here: list[float], *, complete: bool) -> str:
-    """In words: how many numbers differ and by how much at most."""
+    """In words: how many numbers differ and by how much at most. `complete`: these are all that differ."""
     apart = [(a, b) for a, b in zip(there, here, strict=False) if a != b and not (math.isnan(a) and math.isnan(b))]
     if not apart:
-        return " in the bits alone (0 and -0, or NaN)"
+        return ": equal as numbers, other bits (0 and -0, or NaN)"
     largest = max((abs(a - b) for a, b in apart if math.isfinite(a - b)), default=None)
     nan = sum(math.isnan(b) for _, b in apart)
-    more = "" if complete else " or more"
-    said = [f" in {fmt.plural(len(apart), 'element')}{more}"]
+    count = f"{len(apart):,} {'elements' if len(apart) > 1 else 'element'}{'' if complete else ' or more'}"
+    said = [count]
     if largest is not None:
-        said.append(f"by {'at most ' if complete and len(apart) > 1 else ''}{largest:.3g}{more}")
+        said.append(f"by {'' if not complete else 'at most ' if len(apart) > 1 else ''}{largest:.3g}"
+                    f"{'' if complete else ' or more'}")  # fmt: skip
     if nan:
-        said.append(f"{nan} NaN here")
-    return ", ".join(said)
+        said.append(f"{nan:,} NaN here")
+    return f": {', '.join(said)}"
 
 
 def grouped(texts: dict[int, str]) -> list[tuple[str, list[int]]]:

@@ -13,6 +13,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from ddl_magics.rank import digest
 from ddl_magics.rank.engine import this_kernel
@@ -43,8 +44,8 @@ def survey(names: list[str]) -> list[dict[str, Any]]:
 
 def _surveyed(name: str) -> dict[str, Any]:
     try:
-        value = _evaluate(name)
-        found = [_described(leaf) for leaf in _walk(value)]
+        value, leaves = _leaves(name)
+        found = [_described(leaf) for leaf in leaves]
     except NameError as error:
         return {"missing": error.name == name, "error": f"NameError: {error}"}
     except Exception as error:  # noqa: BLE001 - the user's expression and objects raise whatever they like
@@ -57,7 +58,7 @@ def _surveyed(name: str) -> dict[str, Any]:
         mixed.update(f"{leaf['path']}\0{leaf['what']}\0{leaf['digest']}\n".encode())
     return {
         "head": _head(value, found),
-        "text": found[0]["text"] if len(found) == 1 else "",
+        "text": found[0]["text"] if len(found) == 1 and not found[0]["path"] else "",
         "digests": {key: mixed.hexdigest() for key, mixed in by_key.items()},
         "sharded": sum(bool(leaf["key"]) for leaf in found),
         "leaves": len(found),
@@ -83,21 +84,18 @@ def values(name: str, path: str, numbers: list[int]) -> list[list[float]]:
     return [] if tensor is None else [digest.values(tensor, number) for number in numbers]
 
 
-def _evaluate(name: str) -> Any:
-    """The value of an expression in the user's namespace, which it leaves as it is."""
-    namespace = this_kernel().shell.user_ns
+def _leaves(name: str) -> tuple[Any, Iterator[Leaf]]:
+    """The value of an expression in the user's namespace, which it leaves as it is, and the leaves of that value."""
+    kernel = this_kernel()
+    namespace, context = kernel.shell.user_ns, kernel.runner.context
     if name == RANDOM and name not in namespace:
-        return random_states()
-    return eval(name, namespace, {})  # noqa: S307 - the user's own words, on the user's own ranks
-
-
-def _walk(value: Any) -> Iterator[Leaf]:
-    context = this_kernel().runner.context
-    return Walk(Shards(context.world.rank, context.prepared_models())).leaves(value)
+        return None, random_states()
+    value = eval(name, namespace, {})  # noqa: S307 - the user's own words, on the user's own ranks
+    return value, Walk(Shards(context.world.rank, context.prepared_models())).leaves(value)
 
 
 def _find(name: str, path: str) -> torch.Tensor | None:
-    leaf = next((leaf for leaf in _walk(_evaluate(name)) if leaf.path == path), None)
+    leaf = next((leaf for leaf in _leaves(name)[1] if leaf.path == path), None)
     return leaf.value if leaf is not None and isinstance(leaf.value, torch.Tensor) else None
 
 
@@ -109,7 +107,7 @@ def _described(leaf: Leaf) -> dict[str, Any]:
     elif value is None and leaf.shape:
         what, mark = "nothing of it is here", ""
     elif isinstance(value, NAMED):
-        text = f"{getattr(value, '__module__', '')}.{value.__name__}"
+        text = ".".join(filter(None, [getattr(value, "__module__", None), value.__name__]))
         mark = digest.of_text(text + _code(value))
     else:
         mark, exact = digest.of_value(value)
@@ -121,7 +119,7 @@ def _described(leaf: Leaf) -> dict[str, Any]:
 def _of_tensor(leaf: Leaf, tensor: torch.Tensor) -> tuple[str, str, str]:
     """What a tensor is, its digest, and its value where it is a single number."""
     dtype = str(tensor.dtype).removeprefix("torch.")
-    what = f"{dtype} {list(leaf.shape)}" + ("" if leaf.kind == "array" else f" {_device(tensor)}")
+    what = f"{dtype} {list(leaf.shape)}" + ("" if leaf.numpy else f" {_device(tensor)}")
     if tensor.layout != torch.strided:
         return f"{what} {str(tensor.layout).removeprefix('torch.')}", _of_parts(tensor), ""
     if tensor.is_meta or (tensor.numel() and not tensor.untyped_storage().nbytes()):
@@ -177,13 +175,16 @@ def _head(value: Any, found: list[dict[str, Any]]) -> str:
     training = training_of(value)
     if training is not None:
         value = training.prepared.module
-    if len(found) == 1 and not found[0]["path"]:
-        return str(found[0]["what"])
     kind = type(value).__name__
     if isinstance(value, torch.nn.Module):
         counts = [(sum(leaf["kind"] == word for leaf in found), word) for word in ("parameter", "buffer")]
         said = [f"{n} {word}{'s' if n > 1 else ''}" for n, word in counts if n]
         return ", ".join([f"{kind} under {training.prepared.strategy.spec.text}" if training else kind, *said])
-    if isinstance(value, dict | list | tuple | set):
+    if found[0]["kind"] == "random state":
+        return "random states"
+    if isinstance(value, DataLoader | Dataset):
+        return str(found[0]["text"])
+    if isinstance(value, dict | list | tuple | set | frozenset):
         return f"{kind} of {len(value)}"
-    return kind
+    only = found[0] if len(found) == 1 and not found[0]["path"] else None
+    return str(only["what"]) if only and only["nbytes"] and not isinstance(value, torch.Generator) else kind

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from ddl_magics.rank import parts
+from ddl_magics.rank import digest, parts
 from ddl_magics.rank.model import training_of
 
 if TYPE_CHECKING:
@@ -46,11 +46,13 @@ class Leaf:
     path: str
     value: Any
     kind: str = ""
-    """`parameter`, `buffer`, or empty."""
+    """What it is counted as: `parameter`, `buffer`, `random state`, or empty."""
     key: str = ""
     """Shard key, see `rank.shards`."""
     shape: tuple[int, ...] = ()
     """Of the whole tensor."""
+    numpy: bool = False
+    """Whether it is an array, which is on no device."""
 
 
 @dataclass
@@ -87,7 +89,7 @@ class Walk:
         elif parts.is_schedule(value):
             yield from self.leaves(value.state_dict(), path, depth)
         elif isinstance(value, torch.Generator):
-            yield Leaf(path, value.get_state())
+            yield self._tensor(path, value.get_state())
         elif isinstance(value, random.Random):
             yield Leaf(path, repr(value.getstate()))
         elif isinstance(value, DataLoader | Dataset):
@@ -159,7 +161,7 @@ class Walk:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nobody writes
                 tensor = torch.as_tensor(array if array.ndim and min(array.strides) >= 0 else array.copy())
-            yield Leaf(path, tensor, "array", "", tuple(array.shape))
+            yield Leaf(path, tensor, shape=tuple(array.shape), numpy=True)
         else:
             yield from self.leaves([str(array.dtype), array.tolist()], path, depth)
 
@@ -190,13 +192,17 @@ def _length(value: Any) -> str:
         return "no length"
 
 
-def random_states() -> dict[str, Any]:
-    """The random state of this rank, by whose it is."""
-    states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": repr(random.getstate())}
+def random_states() -> Iterator[Leaf]:
+    """The random states of this rank, by whose they are, each as one digest."""
     import numpy as np
 
-    kind, keys, *rest = np.random.get_state()  # noqa: NPY002 - the global state is what cells draw from
-    states["numpy"] = [str(kind), keys, *rest]
+    state: Any = np.random.get_state()  # noqa: NPY002 - the global state is what cells draw from
+    states = {
+        "torch": digest.of_tensor(torch.get_rng_state()),
+        "numpy": digest.of_text(f"{state[0]} {state[1].tolist()} {state[2:]}"),
+        "python": digest.of_text(repr(random.getstate())),
+    }
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
+        states["cuda"] = digest.of_tensor(torch.cuda.get_rng_state())
+    for name, mark in states.items():
+        yield Leaf(f".{name}", mark, "random state")
