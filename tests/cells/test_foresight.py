@@ -1,0 +1,78 @@
+"""What is said of a cell before it is sent: where it would hang, and silence where it would not."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from ddl_magics.foresight import Foresight
+
+
+def cells(name: str) -> dict[str, str]:
+    """Cells by what they show, from a file beside this one."""
+    parts = re.split("^== ", (Path(__file__).parent / name).read_text(), flags=re.MULTILINE)[1:]
+    return {title: code.strip("\n") for title, _, code in (part.partition("\n") for part in parts)}
+
+
+HANG = cells("hang.txt")
+"""Each cell behind a line `-> ` with the beginning of what is said of it."""
+WELL = cells("well.txt")
+
+
+def said(code: str, size: int = 2, ranks: list[int] | None = None) -> list[str]:
+    return [str(found) for found in Foresight(range(size)).read(f"%%ddl\n{code}", ranks)]
+
+
+@pytest.mark.parametrize("name", HANG)
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_cell_that_would_hang_is_told(name, size):
+    expected, _, code = HANG[name].removeprefix("-> ").partition("\n")
+    found = said(code, size)
+    assert any(line.startswith(expected) for line in found), found
+    assert len(found) <= 2, found
+
+
+@pytest.mark.parametrize("name", WELL)
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_a_cell_that_is_well_is_passed_in_silence(name, size):
+    assert said(WELL[name], size) == []
+
+
+def test_a_collective_on_some_ranks_only_is_told_and_point_to_point_is_not():
+    assert said("x = 1\ndist.barrier()", 4, [0, 2]) == [
+        "line 3: dist.barrier needs every rank, and --ranks 0,2 leaves out ranks 1,3; it would wait there for ever"
+    ]
+    assert "ddl.save" in said("ddl.save('x')", 2, [1])[0]
+    assert said("dist.send(x, 2)\ndist.all_reduce(x, group=g)\nprint(dist.get_rank())", 4, [0, 2]) == []
+    assert said("dist.barrier()", 2, [0, 1]) == []
+
+
+def test_what_earlier_cells_imported_defined_and_decided_is_remembered():
+    foresight = Foresight(range(2))
+    assert foresight.read("%%ddl\nfrom torch.distributed import all_reduce as ar\nchief = rank == 0\n"
+                          "def everybody():\n    print('x')\n    ar(x)") == []  # fmt: skip
+    assert [str(found) for found in foresight.read("%%ddl\nif chief:\n    everybody()")] == [
+        "line 3: ar (in everybody()) is reached only where chief, and would wait there for the other ranks for ever"
+    ]
+    assert foresight.read("%%ddl\nchief = True\nif chief:\n    everybody()\nrank = 3") == []
+    assert foresight.read("%%ddl\nif rank == 0:\n    ar(x)"), "the rank is put there afresh for each cell"
+
+
+def test_one_line_for_each_place_and_not_too_many():
+    assert [line.split(":")[0] for line in said("if rank == 0:\n" + "    dist.barrier()\n" * 3)] == [
+        "line 3", "line 4", "line 5"]  # fmt: skip
+    assert len(said("if rank == 0:\n" + "    dist.barrier()\n" * 40)) == 5
+    assert (
+        len(said("for i in range(3):\n    for j in range(3):\n        if rank == 0:\n            dist.barrier()")) == 1
+    )
+
+
+def test_a_large_world_and_a_large_cell_are_read_at_once():
+    began = time.monotonic()
+    assert len(said("if rank == 0:\n    dist.barrier()\n" + "x = f(x)[1:]\n" * 400, 256)) == 1
+    deep = "for a in b:\n    for c in d:\n        for e in f:\n            for g in h:\n"
+    said(deep + (" " * 16 + "if rank == 0: x = [i for i in y for j in z for k in w for m in n]\n") * 200, 256)
+    assert time.monotonic() - began < 30
