@@ -115,6 +115,7 @@ def cell_parser() -> Parser:
     parser.add_argument("--bg", action="store_true", help="leave the kernel free; follow with %%ddl wait")
     parser.add_argument("--output", choices=("fold", "rank0", "all"), default="fold")
     parser.add_argument("--no-panel", action="store_true", help="no panel while the cell runs")
+    parser.add_argument("--strict", action="store_true", help="refuse a cell in which ranks would wait for ever")
     parser.add_argument("-o", dest="keep_as", metavar="NAME", help="keep the results by rank in this variable")
     return parser
 
@@ -214,6 +215,7 @@ class CellOptions:
     output: Literal["fold", "rank0", "all"] = "fold"
     panel: bool = True
     keep_as: str | None = None
+    strict: bool = False
 
 
 def cell_options(line: str) -> CellOptions:
@@ -237,4 +239,5 @@ def cell_options(line: str) -> CellOptions:
         output=args.output,
         panel=not args.no_panel,
         keep_as=args.keep_as,
+        strict=args.strict,
     )

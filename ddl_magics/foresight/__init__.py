@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING
 
 from IPython.core.inputtransformer2 import TransformerManager
 
+from ddl_magics.errors import UsageError
 from ddl_magics.foresight.meetings import left_out, misses
 from ddl_magics.foresight.statements import Statements
 from ddl_magics.foresight.values import Class, Function, Value
 from ddl_magics.foresight.walk import Item, OverBudgetError, Place
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 MOST_RANKS = 64
 """Of a larger world the first ranks are looked at, and the last."""
@@ -62,6 +63,15 @@ class Foresight:
         self._size = size
         self._known: dict[int, dict[str, Value]] = {place.rank: {} for place in self._places}
         self._serial = 0
+
+    def tell(self, code: str, ranks: Sequence[int] | None, say: Callable[[str], None], *, strict: bool) -> None:
+        """Say where a cell would hang, one line each. Raises UsageError with the first instead, where `strict`."""
+        found = self.read(code, ranks)
+        if found and strict:
+            more = f" ({len(found) - 1} more such)" if len(found) > 1 else ""
+            raise UsageError(f"{found[0]}{more}", "Let every rank reach it, or run the cell without --strict")
+        for each in found:
+            say(f"{each}\n")
 
     def read(self, code: str, ranks: Sequence[int] | None = None) -> list[Foreseen]:
         """Where a cell would hang, by line.

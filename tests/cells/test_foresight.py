@@ -76,3 +76,30 @@ def test_a_large_world_and_a_large_cell_are_read_at_once():
     deep = "for a in b:\n    for c in d:\n        for e in f:\n            for g in h:\n"
     said(deep + (" " * 16 + "if rank == 0: x = [i for i in y for j in z for k in w for m in n]\n") * 200, 256)
     assert time.monotonic() - began < 30
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(90)
+def test_a_warning_stands_above_the_output_and_strict_refuses_the_cell_before_any_rank_works(ranks2):
+    shown = ranks2.run(
+        "%%ddl\nran = 1\nif rank == 0 and world_size == 3:\n    dist.barrier()\nif rank == -1:\n    ddl.save('x')"
+    )
+    assert (shown.ename, shown.stderr) == (None, "")
+    shown = ranks2.run("%%ddl\ndef late():\n    if rank == 0:\n        ddl.barrier()\nran = 2")
+    assert shown.ename is None
+    assert shown.stderr.startswith("line 4: ddl.barrier is reached only where rank == 0")
+    assert len(shown.stderr.splitlines()) == 1
+    shown = ranks2.run("%%ddl --strict\nran = 3\nif rank == 0:\n    ddl.barrier()", timeout=10)
+    assert shown.ename == "UsageError"
+    assert "line 4: ddl.barrier is reached only where rank == 0" in shown.evalue
+    assert len(shown.traceback.splitlines()) == 1
+    shown = ranks2.run("%%ddl --ranks 1 --strict\nddl.barrier()", timeout=10)
+    assert "--ranks 1 leaves out rank 0" in shown.evalue
+    assert "[0-1] 2" in ranks2.run("%%ddl --strict\nif rank == 0:\n    print('fine')\nran").text
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(60)
+def test_single_is_one_process_and_nobody_waits(ranks2):
+    shown = ranks2.run("%%ddl --strategy single --strict\nif rank == 0:\n    ddl.barrier()")
+    assert (shown.ename, shown.stderr) == (None, "")
