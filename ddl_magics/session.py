@@ -16,6 +16,7 @@ from ddl_magics.cells import Cells
 from ddl_magics.cluster.cluster import Cluster
 from ddl_magics.cluster.options import ClusterOptions
 from ddl_magics.errors import CellInterrupted, NoClusterError, StartError, TransferError, UsageError
+from ddl_magics.foresight import Foresight
 from ddl_magics.protocol import World
 from ddl_magics.strategies import spec as specs
 from ddl_magics.telemetry.runs import Runs
@@ -40,6 +41,7 @@ class Session:
         self._screen = screen
         self._options = ClusterOptions()
         self._cells: Cells | None = None
+        self._foresight = Foresight([])
         self.strategy = specs.parse(specs.DEFAULT)
         """Strategy of cells that name none."""
         self.runs = Runs()
@@ -90,6 +92,7 @@ class Session:
             raise
         self._options = replace(options, n=cluster.n)
         self._cells = Cells(cluster, self.runs)
+        self._foresight = Foresight([fact["local_rank"] for fact in cluster.facts])
         tell(f"{self._summary()}, {time.monotonic() - began:.1f} s")
         screen.write("stdout", "\n")
 
@@ -200,6 +203,10 @@ class Session:
         cells.check_ready()
         requests = cells.requests(code, options, self.strategy, number)
         screen = self._screen()
+        if any(request.strategy != "single" for request in requests):
+            self._foresight.tell(
+                f"%%ddl\n{code}", options.ranks, lambda text: screen.write("stderr", text), strict=options.strict
+            )
 
         def work() -> None:
             cells.run(requests, options, line, screen)
