@@ -76,7 +76,7 @@ class Name:
         if not others:
             return [Row(self.name, ranges(agreeing), what, self._equal(agreeing), ok=not self.failed)]
         told = self._details(agreeing, others)
-        rows = [Row(self.name, ranges(agreeing), what, self._equal(agreeing) if agreeing[1:] else "", ok=True)]
+        rows = [Row(self.name, ranges(agreeing), what, "agree" if agreeing[1:] else "", ok=True)]
         rows += [Row(self.name, ranges(group), self._what(group[0]), self._how(group[0], agreeing, told), ok=False)
                  for group in others[:ROWS]]  # fmt: skip
         if others[ROWS:]:
@@ -85,18 +85,22 @@ class Name:
         return rows
 
     def groups(self) -> list[list[int]]:
-        """Ranks that hold what most do, or the lowest rank's where no more do; then the others by what they hold."""
-        common = {key: self._most_common(key) for survey in self.surveys.values() for key in survey["digests"]}
-        head = Counter(survey["head"] for survey in self.surveys.values()).most_common(1)[0][0]
-        agreeing = [rank for rank, survey in self.surveys.items()
-                    if survey["head"] == head and survey["digests"].items() <= common.items()]  # fmt: skip
+        """Ranks that hold what most do, or the lowest rank's where no more do; then the others by what they hold.
+
+        What is whole decides first: of two ranks that differ in the shard that both hold, the one is right that agrees
+        with the rest in what all hold.
+        """
+        whole = most_common([(survey["head"], survey["digests"].get("")) for survey in self.surveys.values()])
+        right = [rank for rank, s in self.surveys.items() if (s["head"], s["digests"].get("")) == whole]
+        common: dict[str, str] = {}
+        for key in {key for rank in right for key in self.surveys[rank]["digests"]}:
+            common[key] = most_common(
+                [self.surveys[r]["digests"][key] for r in right if key in self.surveys[r]["digests"]]
+            )
+        agreeing = [rank for rank in right if self.surveys[rank]["digests"].items() <= common.items()]
         rest = {rank: repr((s["head"], s["digests"])) for rank, s in self.surveys.items() if rank not in agreeing}
         found = [ranks for _, ranks in grouped(rest)]
         return [agreeing, *found] if agreeing else found
-
-    def _most_common(self, key: str) -> str:
-        marks = [survey["digests"][key] for survey in self.surveys.values() if key in survey["digests"]]
-        return str(Counter(marks).most_common(1)[0][0])
 
     def _what(self, rank: int) -> str:
         survey = self.surveys[rank]
@@ -108,8 +112,10 @@ class Name:
         survey = self.surveys[ranks[0]]
         said = ["equal" if len(self.surveys) > 1 else "on one rank only"]
         if survey["sharded"]:
-            share = "" if survey["sharded"] == survey["leaves"] else f"{survey['sharded']} of {survey['leaves']} "
-            said = [f"{share}sharded over {self._copies(ranks)}", "what is whole is equal"][: 2 if share else 1]
+            part = (
+                f"{survey['sharded']} of {fmt.plural(survey['tensors'], 'tensor')} sharded over {self._copies(ranks)}"
+            )
+            said = [part, "the rest is equal"][: 1 if survey["sharded"] == survey["leaves"] else 2]
         if survey["vague"]:
             said.append(f"{fmt.plural(survey['vague'], 'value')} compared by type alone")
         return "; ".join(said)
@@ -139,7 +145,7 @@ class Name:
     def _how(self, rank: int, agreeing: list[int], told: dict[int, list[dict[str, Any]]]) -> str:
         differences = self._differences(rank, [other for other in agreeing if other in told], told)
         if not differences:
-            return f"differs in type from {in_words(agreeing)}"
+            return "differs"
         first = differences[0]
         place = self._place(differences, told[rank])
         if not first.path or first.kind == "random state":
@@ -190,6 +196,11 @@ class Name:
         numbers = self._ask("values", dict.fromkeys((first.other, rank), (self.name, first.path, looked)))
         flat = {r: [x for piece in numbers[r] for x in piece] for r in (first.other, rank)}
         return how_far(flat[first.other], flat[rank], complete=looked == apart)
+
+
+def most_common(things: list[Any]) -> Any:
+    """What stands most often in a list; of equals the first."""
+    return Counter(things).most_common(1)[0][0]
 
 
 def comparable(difference: Difference) -> bool:

@@ -62,6 +62,7 @@ def _surveyed(name: str) -> dict[str, Any]:
         "digests": {key: mixed.hexdigest() for key, mixed in by_key.items()},
         "sharded": sum(bool(leaf["key"]) for leaf in found),
         "leaves": len(found),
+        "tensors": sum(bool(leaf["nbytes"]) for leaf in found),
         "nbytes": sum(leaf["nbytes"] for leaf in found),
         "vague": sum(leaf["vague"] for leaf in found),
     }

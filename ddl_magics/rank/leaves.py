@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -132,17 +131,18 @@ class Walk:
 
     def _optimizer(self, optimizer: Any, path: str, depth: int) -> Iterator[Leaf]:
         """State by the parameter's index over all groups, as in `state_dict`, then the groups' settings."""
-        key, numbers = self.shards.of_optimizer(optimizer), count()
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                place = f"{path}.state[{next(numbers)}]"
-                shard = self.shards.held(parameter)
-                for name, value in optimizer.state.get(parameter, {}).items():
-                    entry = f"{place}[{name!r}]"
-                    if isinstance(value, torch.Tensor) and value.dim() > 0:
-                        yield self._tensor(entry, value, key=key or shard.key)
-                    else:  # a step count is the same for all shards
-                        yield from self.leaves(value, entry, depth)
+        key = self.shards.of_optimizer(optimizer)
+        grouped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        known = {id(parameter) for parameter in grouped}
+        lent = [parameter for parameter in optimizer.state if id(parameter) not in known]  # by ZeRO 3, while it steps
+        for index, parameter in enumerate([*grouped, *lent]):
+            shard = self.shards.held(parameter)
+            for name, value in optimizer.state.get(parameter, {}).items():
+                entry = f"{path}.state[{index}][{name!r}]"
+                if isinstance(value, torch.Tensor) and value.dim() > 0:
+                    yield self._tensor(entry, value, key=key or shard.key)
+                else:  # a step count is the same for all shards
+                    yield from self.leaves(value, entry, depth)
         for index, group in enumerate(optimizer.param_groups):
             settings = {f"[{name!r}]": value for name, value in group.items() if name not in ("params", "param_names")}
             yield from self._items(settings, f"{path}.param_groups[{index}]", depth)

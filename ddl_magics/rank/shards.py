@@ -51,7 +51,7 @@ class Shards:
         if id(tensor) in self._axonn:
             key, shape = self._axonn[id(tensor)]
             return Held(tensor, shape, key)
-        if hasattr(tensor, "ds_id"):
+        if hasattr(tensor, "ds_tensor"):
             return self._of_zero(tensor)
         if hasattr(tensor, "device_mesh") and hasattr(tensor, "placements"):
             return self._of_dtensor(tensor)
