@@ -20,7 +20,7 @@ def terminal(*words: str) -> subprocess.CompletedProcess:
 
 
 def test_without_ranks_every_word_says_so_in_one_line():
-    for word in ("status", "log", "stop"):
+    for word in ("status", "where", "log", "stop"):
         said = terminal(word)
         assert said.returncode == 1
         assert (

@@ -36,7 +36,7 @@ class _Rank:
         self.info = info
         self.sample: Sample | None = None
         self.before: Sample | None = None
-        """The last record but for the very last: where the rank was when its cell ended."""
+        """The last record before its cell ended, or before it was freed from a collective."""
         self.progress: Progress | None = None
         self.peak: dict[str, int] = {}
         self.outcome: Outcome | None = None
@@ -174,7 +174,7 @@ class History:
             rank.changed = now - sample.waiting.seconds
         elif old is None or (old.state, old.line) != (sample.state, sample.line):
             rank.changed = now
-        if not sample.last:
+        if not sample.last and sample.state != "released":
             rank.before = sample
         if sample.progress is not None:
             rank.progress = sample.progress

@@ -61,7 +61,7 @@ class RankView:
     since: float
     """Seconds it has been in this state at this line, or in this collective."""
     before: Sample | None
-    """Its last record but for the one that it sent at the end of the cell; None before the first."""
+    """Its last record before the cell ended there, or before it was freed from a collective; None before the first."""
     ended: bool
     """Whether the cell is over on this rank."""
     outcome: Outcome | None

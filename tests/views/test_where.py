@@ -178,8 +178,9 @@ def test_the_sentence_goes_when_they_have_met():
 
 
 def end(running, *statuses):
-    """The ranks end, each with a last record that no longer tells where it stood."""
+    """The ranks are freed and end, with records that no longer tell where they stood."""
     for rank in range(len(statuses)):
+        running.add(Sample(rank, 98, 1199.0, 3, "r1", "released", 12, "x"), now=1199.0)
         running.add(Sample(rank, 99, 1200.0, 3, "r1", "idle", last=True), now=1200.0)
     running.finish([Outcome(rank, status) for rank, status in enumerate(statuses)], now=1201.0)
     return still_picture(running.view(1300.0))
