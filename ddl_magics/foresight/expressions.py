@@ -206,6 +206,6 @@ class Expressions(Walk):
         for number, each in enumerate(values):
             if length is not None:
                 self.guards.append(Guard(in_words(over), one=False, depth=len(self.calls), loop=True))
-            self.marks.append((over.lineno, over.col_offset, number, length))
+            self.marks.append((number, length))
             yield each
             del self.guards[guards:], self.marks[marks:]

@@ -152,7 +152,8 @@ class Statements(Calls):
             one, other = self.run(node.body), self.run(node.orelse)
             return one if one == other else None
         taken, missed = (node.body, node.orelse) if test.it else (node.orelse, node.body)
-        if not plain(found.it) and taken and isinstance(taken[-1], ast.Raise):
+        surely_on_the_rank = found.by_rank and plain(found.it) and not found.guessed
+        if taken and isinstance(taken[-1], ast.Raise) and not surely_on_the_rank:
             return None  # `if rank == 0 and not found: raise` is a check that is not expected to fail
         before = len(self.guards)
         if test.by_rank:
@@ -215,7 +216,7 @@ class Statements(Calls):
             if test.by_rank:
                 words, depth = in_words(node.test), len(self.calls)
                 self.guards.append(Guard(words, one=False, depth=depth))
-            self.marks.append((node.lineno, number))
+            self.marks.append((number, None))
             left = self.run(node.body)
             self.marks.pop()
             del self.guards[before:]

@@ -61,10 +61,11 @@ class Method:
 
 @dataclass(frozen=True)
 class Value:
-    """What an expression is on one rank. `by_rank`: the rank has had a say in it."""
+    """What an expression is on one rank. `by_rank`: the rank has had a say in it; `guessed`: see `compare`."""
 
     it: Any = UNKNOWN
     by_rank: bool = False
+    guessed: bool = False
 
     @property
     def known(self) -> bool:
@@ -109,6 +110,7 @@ def compute(op: Callable[[Any, Any], Any], left: Value, right: Value) -> Value:
 def compare(ops: Sequence[ast.cmpop], values: Sequence[Value], rank: int) -> Value:
     """A chain of comparisons. One of the rank with something unknown splits the ranks: rank 0 from the others."""
     by_rank = any(value.by_rank for value in values)
+    guessed = False
     result: Any = True
     for op, left, right in zip(ops, values, values[1:], strict=False):
         if plain(left.it) and plain(right.it):
@@ -118,12 +120,13 @@ def compare(ops: Sequence[ast.cmpop], values: Sequence[Value], rank: int) -> Val
                 return Value(UNKNOWN, by_rank)
         elif left.by_rank or right.by_rank:
             holds = (rank == 0) == isinstance(op, ON_RANK_0)
+            guessed = True
         else:
             holds = UNKNOWN
         if holds is False:
-            return Value(False, by_rank)
+            return Value(False, by_rank, guessed)
         result = UNKNOWN if holds is UNKNOWN else result
-    return Value(result, by_rank)
+    return Value(result, by_rank, guessed)
 
 
 def in_words(test: ast.expr, *, negated: bool = False) -> str:
