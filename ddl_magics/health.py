@@ -7,6 +7,7 @@ next ones would meet the wrong ones and hang, or worse, succeed. Variables are k
 from __future__ import annotations
 
 import re
+from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
 
 import ipyparallel as ipp
@@ -16,6 +17,7 @@ from ddl_magics.views.ranges import in_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from concurrent.futures import Future
 
     from ddl_magics.cluster.cluster import Cluster
     from ddl_magics.protocol import CellRequest, Outcome
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
 RECOVER_S = 30.0
 """Seconds that the ranks have to make the group and what holds it anew."""
+
+END_S = 5.0
+"""Seconds that they have to end an attempt that failed."""
 
 MESSAGES = re.compile(r"\b(send|recv|isend|irecv|batch_isend_irecv|P2POp|send_object_list|recv_object_list)\b")
 """Point-to-point calls, which no group counts: one may be left behind unread when a cell fails."""
@@ -37,6 +42,7 @@ class Health:
         self._broken_in = 0
         """The cell after which the group could not be used any more; 0: it can."""
         self._why = ""
+        self._attempts = 0
         self.mended_after = 0
         """The last cell after which the group was made anew; 0: none yet."""
 
@@ -66,13 +72,13 @@ class Health:
         """
         if not self._broken_in:
             return
-        ranks = dict.fromkeys(range(self._cluster.n), ())
+        self._attempts += 1
+        ranks = dict.fromkeys(range(self._cluster.n), (f"attempt {self._attempts}",))
         futures = self._cluster.client.call("ddl_magics.rank.bootstrap:recover", ranks)
         try:
             told = self._cluster.wait(futures, timeout=RECOVER_S)
         except BaseException as error:
-            # Ranks that wait for one that failed would wait for ever.
-            self._cluster.client.ask("release", list(ranks), reason="the recovery failed")
+            self._end(futures)
             if not isinstance(error, (DDLError, TimeoutError, ipp.RemoteError)):
                 raise
             msg = f"after In[{self._broken_in}] the process group could not be made anew: {_in_short(error)}"
@@ -80,6 +86,11 @@ class Health:
         screen.write("stderr", "\n".join(self._said(told)) + "\n")
         self._counts = {rank: recovered["groups"] for rank, recovered in told.items()}
         self.mended_after, self._broken_in = self._broken_in, 0
+
+    def _end(self, futures: dict[int, Future[Any]]) -> None:
+        """Free the ranks that wait for one that failed, and see them idle."""
+        self._cluster.client.answers("release", list(futures), timeout=END_S, reason="the recovery failed")
+        wait(futures.values(), timeout=END_S)
 
     def _said(self, told: dict[int, dict[str, Any]]) -> Iterable[str]:
         """What the user must know, one line for each matter."""

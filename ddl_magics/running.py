@@ -53,6 +53,14 @@ class RunningCell:
     """How often Stop was pressed since the cell began, where that raises no KeyboardInterrupt."""
     places: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Where the ranks were when the cell was stopped."""
+    stops: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """What each rank said that stopped at a breakpoint: file, line, and the debugger's text."""
+    answers: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """The last answer of each rank to a debugger command, with the number of that command."""
+    commands: int = 0
+    """Debugger commands so far."""
+    news: int = 0
+    """Messages so far."""
     _dead_since: float | None = None
 
     def __post_init__(self) -> None:
@@ -67,6 +75,11 @@ class RunningCell:
     def done(self) -> bool:
         """Whether every rank has ended the cell and all its output is here, or the ranks are dead."""
         return not self.waiting
+
+    @property
+    def stopped(self) -> dict[int, dict[str, Any]]:
+        """Ranks that are stopped at a breakpoint, the first that stopped first, with what they said."""
+        return {rank: stop for rank, stop in list(self.stops.items()) if rank not in self.idle}
 
     @property
     def failed(self) -> list[Outcome]:
@@ -97,9 +110,16 @@ class RunningCell:
 
     def _take(self, message: Message) -> None:
         rank, kind, content = message
+        self.news += 1
         if kind == "stream":
             self.spool.write(rank, self.request.cell, content["name"], content["text"])
             self.folder.feed(rank, content["name"], content["text"])
+        elif kind == "ddl_stopped":
+            self.stops[rank] = content
+        elif kind in {"ddl_debug", "ddl_resumed"}:
+            self.answers[rank] = content
+            if kind == "ddl_resumed":
+                self.stops.pop(rank, None)
         elif kind == "error":
             self.spool.write(rank, self.request.cell, "stderr", "\n".join(content["traceback"]) + "\n")
         elif kind == "ddl_outcome":
@@ -161,7 +181,7 @@ class RunningCell:
 
     def release(self, ranks: list[int], reason: str) -> None:
         """Close the collectives of ranks, without waiting for their answer."""
-        self.cluster.client.ask("release", ranks, reason=reason)
+        self.cluster.client.ask("release", ranks, reason=reason, run=self.request.run)
 
     def say(self, text: str) -> None:
         """Put a line beside the cell's output."""

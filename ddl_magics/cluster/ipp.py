@@ -156,9 +156,9 @@ class RankClient(ipp.Client):
         return {rank: self._send(self._control_stream, "ddl_request", content=request, ident=self._ident(rank))
                 for rank in ranks}  # fmt: skip
 
-    def answers(self, op: str, ranks: list[int], timeout: float) -> dict[int, Any]:
+    def answers(self, op: str, ranks: list[int], timeout: float, **content: Any) -> dict[int, Any]:
         """Answers by rank; those that do not answer within `timeout` seconds, or refuse, are left out."""
-        futures = self.ask(op, [rank for rank in ranks if self.engine_of.get(rank, rank) in self.engines()])
+        futures = self.ask(op, [rank for rank in ranks if self.engine_of.get(rank, rank) in self.engines()], **content)
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline and not all(future.done() for future in futures.values()):
             time.sleep(0.005)

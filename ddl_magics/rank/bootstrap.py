@@ -65,12 +65,15 @@ def join(wire: dict[str, Any], host: str, port: int) -> dict[str, Any]:
         "stack": sampler.stack,
         "release": rescue.release,
         "interrupt": rescue.interrupt,
+        "debug": kernel.runner.breakpoints.command,
     }
     return {"device": world.device, "backend": dist.get_backend(), "groups": collectives.counts()}
 
 
-def recover() -> dict[str, Any]:
+def recover(occasion: str) -> dict[str, Any]:
     """Make the process group anew, and the models of this rank work over it; a collective of all ranks, between cells.
+
+    `occasion` names the attempt, the same on all ranks.
 
     Returns what `Scope.recover` tells, with the `groups` and how many collectives each has had, and the number of
     `lost_groups` that nobody made again.
@@ -81,7 +84,7 @@ def recover() -> dict[str, Any]:
     runner = this_kernel().runner
     runner.forget_failure()
     before = len(collectives.counts())
-    group.reopen_group()
+    group.reopen_group(occasion)
     runner.rescue.broken = False
     told: dict[str, Any] = runner.context.recover()
     counts = collectives.counts()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ddl_magics.errors import DDLError
 from ddl_magics.protocol import CellRequest, Outcome, Status, Waiting
 from ddl_magics.rank import collectives
+from ddl_magics.rank.breakpoints import Breakpoints
 from ddl_magics.rank.engine import RankKernel, is_cell_file
 from ddl_magics.rank.postmortem import PostMortem
 from ddl_magics.rank.rescue import Rescue, is_of_closed_connection
@@ -36,6 +37,7 @@ class Runner:
         self.context = context
         self.sampler = sampler
         self.rescue = rescue
+        self.breakpoints = Breakpoints(kernel, sampler)
         self.post_mortem = PostMortem(partial(drop_last_error, kernel.shell))
         self._comparison: tuple[int, dict[str, Any]] = (0, {})
         """Number of the cell that compares strategies, and the variables before its first run."""
@@ -44,19 +46,20 @@ class Runner:
         """Run a cell under its strategy; the outcome is published before the reply that is returned."""
         started = time.monotonic()
         self.forget_failure()
-        self.rescue.begin()
+        self.rescue.begin(request.run)
         self._set_variables(request)
         self.kernel.shell.execution_count = request.cell
         self.sampler.begin(request)
         try:
             self.context.begin_cell(request)
             self._set_names()
-            with self._world(request):
+            with self._world(request), self.breakpoints.served():
                 reply = await execute()
         except DDLError as error:  # a strategy that cannot work here, found before the cell's first line
             reply = self._refused(error)
         finally:
             self.context.end_cell()
+        self.rescue.end()
         outcome = self._outcome(reply, time.monotonic() - started)
         self.post_mortem.ended(outcome, keep_frames=request.keep_frames)
         last = self.sampler.end()

@@ -168,19 +168,38 @@ def close_group() -> None:
         dist.destroy_process_group()
 
 
-def reopen_group() -> None:
+def reopen_group(occasion: str = "") -> None:
     """Make a new generation of the default group on the same store; a collective of all ranks.
 
     Other groups are gone with the old one: whoever kept some must make them again. Their connections are shut first, so
-    that a collective in one of them fails at once; a rank that still waits in one is freed.
+    that a collective in one of them fails at once; a rank that still waits in one is freed. `occasion`: names this
+    attempt, the same on all ranks and never used before; with it they agree on the generation, which they may have
+    counted differently when an attempt failed on some.
     """
+    global _opened, _generation  # noqa: PLW0603 - see open_group
     if _opened is None:
         raise UsageOnRankError("No process group was opened", "Call open_group first.")
     opened = _opened
     opened.adopted = False
+    store = _another_client(opened.store)
+    if occasion:
+        _generation = _latest_generation(store, occasion, opened.world)
     pairs.shut()
     close_group()
-    open_group(opened.world, _another_client(opened.store), timeout=opened.timeout, note=opened.note)
+    try:
+        open_group(opened.world, store, timeout=opened.timeout, note=opened.note)
+    except BaseException:
+        _opened = _opened or opened  # for the next attempt
+        raise
+
+
+def _latest_generation(store: Store, occasion: str, world: World) -> int:
+    """The highest generation that any rank has counted; every rank calls it."""
+    key = f"ddl/{occasion}"
+    store.set(f"{key}/{world.rank}", str(_generation))
+    of_all = [f"{key}/{rank}" for rank in range(world.world_size)]
+    store.wait(of_all)
+    return max(int(value) for value in store.multi_get(of_all))
 
 
 def _another_client(store: Store) -> Store:

@@ -34,6 +34,8 @@ class Rescue:
 
     def __init__(self, whereabouts: Whereabouts) -> None:
         self._whereabouts = whereabouts
+        self.run = ""
+        """The cell that runs."""
         self.reason = ""
         """Why this rank was freed in the present cell; empty: it was not."""
         self.waiting: Waiting | None = None
@@ -41,12 +43,21 @@ class Rescue:
         self.broken = False
         """Connections were closed since the process groups were made."""
 
-    def begin(self) -> None:
+    def begin(self, run: str) -> None:
         """A cell begins."""
-        self.reason, self.waiting = "", None
+        self.run, self.reason, self.waiting = run, "", None
 
-    def release(self, reason: str = "") -> dict[str, Any]:
-        """Close every collective of this rank, so that it fails at once here and on its peers."""
+    def end(self) -> None:
+        """The cell has ended: a request to free it comes too late."""
+        self.run = ""
+
+    def release(self, reason: str, run: str = "") -> dict[str, Any]:
+        """Close every collective of this rank, so that it fails at once here and on its peers.
+
+        `run`: the cell that is meant; without one whatever the main thread does.
+        """
+        if run and run != self.run:
+            return {"shut": 0, "aborted": False}
         place = self._whereabouts.look()
         if not self.reason:
             self.reason, self.waiting = reason or "another rank failed", place.waiting

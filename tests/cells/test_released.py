@@ -1,0 +1,119 @@
+"""One rank fails while the others wait: the cause first, the others free, variables kept, the next cell works."""
+
+from __future__ import annotations
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from tests.cells.scenarios import AFTER, SCENARIOS, SETUP, Scenario, check_after, check_failure
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
+
+
+def name(scenario: Scenario) -> str:
+    return scenario.name
+
+
+@pytest.fixture(scope="module")
+def ready(ranks2):
+    shown = ranks2.run(SETUP)
+    assert shown.ename is None, shown.text
+    return ranks2
+
+
+@pytest.mark.parametrize("scenario", [*SCENARIOS, SCENARIOS[0].by(0)], ids=name)
+def test_the_cause_is_first_the_others_are_free_and_the_next_cell_works(ready, scenario):
+    shown = ready.run(scenario.cell(), timeout=20)
+    check_failure(scenario, shown.ename, shown.text)
+    after = ready.run(AFTER, timeout=20)
+    assert after.ename is None, after.text
+    assert after.text.count("process group made anew after In[") == 1
+    check_after(after.text, 2)
+
+
+def test_the_same_through_nbclient(tmp_path):
+    cells = ["%load_ext ddl_magics\n%ddl start -n 2", SETUP]
+    for scenario in SCENARIOS:
+        cells += [scenario.cell(), AFTER]
+    cells.append("%ddl stop")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code in cells])
+    NotebookClient(notebook, timeout=60, allow_errors=True, kernel_name="python3").execute()
+    for scenario, failed, after in zip(SCENARIOS, notebook.cells[2:-1:2], notebook.cells[3:-1:2], strict=True):
+        errors = [output for output in failed.outputs if output.output_type == "error"]
+        assert [error.ename for error in errors] == ["CellError"], failed.outputs
+        check_failure(scenario, errors[0].ename, "\n".join(errors[0].traceback))
+        assert [output for output in after.outputs if output.output_type == "error"] == []
+        check_after("".join(output.get("text", "") for output in after.outputs), 2)
+    assert "2 ranks stopped" in notebook.cells[-1].outputs[0].text
+
+
+def test_two_ranks_that_fail_differently_are_both_shown_the_first_in_time_first(ready):
+    shown = ready.run(
+        "%%ddl\nif rank == 0:\n    time.sleep(0.2)\n    raise KeyError('second')\nraise ValueError('first')"
+    )
+    assert shown.traceback.index("ValueError: first") < shown.traceback.index("KeyError: 'second'")
+    assert "rank 1 failed in line 5 of the cell with ValueError: first; rank 0 failed after that" in shown.evalue
+
+
+def test_equal_errors_of_all_ranks_cost_no_group(ready):
+    ready.run("%%ddl\nkeep = dist.new_group(everybody)")
+    assert "ranks 0-1 failed" in ready.run("%%ddl\nraise ValueError('all')").evalue
+    after = ready.run("%%ddl\nsum_ = torch.ones(1)\ndist.all_reduce(sum_, group=keep)\nprint(sum_.item())")
+    assert "[0-1] 2.0" in after.text, after.text
+    assert "made anew" not in after.text
+
+
+def test_ranks_out_of_step_are_found_also_when_nobody_waits(ready):
+    shown = ready.run("%%ddl\nif rank == 0:\n    work = dist.all_reduce(torch.ones(3), async_op=True)")
+    assert shown.ename is None, shown.text
+    after = ready.run(AFTER, timeout=20)
+    assert "ranks made different numbers of collectives" in after.text
+    check_after(after.text, 2)
+
+
+def test_a_group_that_is_gone_is_named_when_it_is_used(ready):
+    ready.run("%%ddl\nold = dist.new_group(everybody)\nwrapped = DistributedDataParallel(torch.nn.Linear(2, 2))")
+    ready.run(SCENARIOS[0].cell())
+    assert "groups of dist.new_group" in ready.run(AFTER).text
+    for use in ("dist.all_reduce(torch.ones(1), group=old)", "wrapped(torch.ones(1, 2)).sum().backward()"):
+        shown = ready.run(f"%%ddl\n{use}", timeout=20)
+        assert shown.ename == "CellError", shown.text
+        assert "a process group of before In[" in shown.evalue
+        check_after(ready.run(AFTER, timeout=20).text, 2)
+
+
+def test_a_recovery_that_fails_on_one_rank_is_told_and_tried_again(ready):
+    ready.run(
+        "%%ddl\nfrom ddl_magics.rank import group\nreopen = group.reopen_group\ndef broken(occasion):\n"
+        "    group.reopen_group = reopen\n    raise RuntimeError('not now')\nif rank == 1:\n    group.reopen_group = broken"
+    )
+    ready.run(SCENARIOS[0].cell())
+    shown = ready.run(AFTER, timeout=20)
+    assert shown.ename == "RecoveryError", shown.text
+    assert "not now" in shown.evalue
+    assert "%ddl restart" in shown.evalue
+    check_after(ready.run(AFTER, timeout=20).text, 2)
+
+
+def test_ten_failures_leave_no_thread_socket_group_or_memory_behind(ready):
+    count = (
+        "%%ddl\nimport gc, os, psutil\ngc.collect()\nme = psutil.Process()\n"
+        "print([len(os.listdir('/proc/self/fd')), me.num_threads(), len(me.net_connections()),"
+        " len(dist.distributed_c10d._world.pg_map)], me.memory_info().rss >> 20)"
+    )
+    failing = (
+        "%%ddl --no-panel\ngroup = dist.new_group(everybody)\nif rank == 1:\n    raise ValueError\ndist.barrier(group)"
+    )
+    free = "%%ddl --no-panel\ngroup = None"
+    for cell in (failing, free):
+        ready.run(cell)
+    first = ready.run(count).stdout
+    for _ in range(10):
+        assert ready.run(failing).ename == "CellError"
+        assert ready.run(free).ename is None
+    last = ready.run(count).stdout
+    for rank in (0, 1):
+        before, after = (next(line for line in text.splitlines() if f"[{rank}]" in line) for text in (first, last))
+        assert before.rpartition(" ")[0] == after.rpartition(" ")[0]
+        assert int(after.split()[-1]) - int(before.split()[-1]) < 20, (before, after)
