@@ -23,12 +23,14 @@ def load_ipython_extension(ipython: InteractiveShell) -> None:
 
     check()
     ipython.register_magics(DDLMagics)
+    ipython.magics_manager.registry["DDLMagics"].completion.install()
 
 
 def unload_ipython_extension(ipython: InteractiveShell) -> None:
     """End the ranks and forget the magics."""
     magics = ipython.magics_manager.registry.pop("DDLMagics", None)
     if magics:
+        magics.completion.remove()
         magics.session.close()
 
 

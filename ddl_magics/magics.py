@@ -8,6 +8,7 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_
 
 from ddl_magics import parsing
 from ddl_magics.cluster.options import ClusterOptions
+from ddl_magics.completion import CellCompletion
 from ddl_magics.errors import UsageError, nearest
 from ddl_magics.session import Session
 from ddl_magics.views.screen import current_screen
@@ -42,6 +43,7 @@ class DDLMagics(Magics):
         super().__init__(shell)
         self._shell = shell
         self.session = Session(lambda: current_screen(shell))
+        self.completion = CellCompletion(shell, self.session, VERBS)
 
     @no_var_expand
     @line_magic("ddl")  # type: ignore[arg-type]

@@ -33,6 +33,10 @@ class Parser(argparse.ArgumentParser):
         msg = f"{self.prog}: {message}"
         raise UsageError(msg, f"See %ddl help {self.prog.split()[-1].lstrip('%')}.")
 
+    def arguments(self) -> list[argparse.Action]:
+        """What it takes, in order: `option_strings`, `choices`, `nargs` of each."""
+        return list(self._actions)
+
     def read(self, line: str) -> argparse.Namespace:
         """Parse a line as a shell would split it."""
         return self.parse_args(self.split(line))

@@ -44,6 +44,7 @@ def join(wire: dict[str, Any], host: str, port: int) -> dict[str, Any]:
     from ddl_magics.protocol import World
     from ddl_magics.rank import collectives, device, group
     from ddl_magics.rank.cell import Runner
+    from ddl_magics.rank.completion import page_in_output
     from ddl_magics.rank.context import Context
     from ddl_magics.rank.engine import is_cell_file, this_kernel
     from ddl_magics.rank.rescue import Rescue
@@ -60,6 +61,7 @@ def join(wire: dict[str, Any], host: str, port: int) -> dict[str, Any]:
     rescue = Rescue(whereabouts)
     sampler = Sampler(context, lambda kind, content: kernel.publish(kind, content, parent={}), whereabouts, rescue)
     kernel.runner = Runner(kernel, context, sampler, rescue)
+    page_in_output(kernel)
     kernel.requests |= {
         "state": sampler.state,
         "stack": sampler.stack,
