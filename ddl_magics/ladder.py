@@ -13,6 +13,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
+from ddl_magics.debugging import Stops
 from ddl_magics.freeing import Freeing
 from ddl_magics.views.ranges import in_words
 
@@ -37,11 +38,12 @@ GIVE_UP_S = 5.0
 def follow(running: RunningCell) -> Stopped:
     """Show a cell until it has ended or is stopped; then `running.done` tells whether all ranks have ended it."""
     stopped: Stopped = ""
-    freeing = Freeing(running)
+    freeing, stops = Freeing(running), Stops(running)
     try:
         while not running.done and not stopped:
             running.pump()
             freeing.look()
+            stops.look()
             if running.presses:
                 stopped = "user"
             elif running.out_of_time():

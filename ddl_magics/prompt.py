@@ -83,7 +83,10 @@ def labelled(answers: Mapping[int, str]) -> str:
     for rank in sorted(answers):
         by_text.setdefault(answers[rank], []).append(rank)
     return "".join(
-        f"[{ranges(ranks)}] {line}\n" for text, ranks in by_text.items() for line in text.rstrip("\n").split("\n")
+        f"[{ranges(ranks)}] {line}\n"
+        for text, ranks in by_text.items()
+        if text
+        for line in text.rstrip("\n").split("\n")
     )
 
 

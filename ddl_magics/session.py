@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import cloudpickle
 
-from ddl_magics import comparison, errors, postmortem
+from ddl_magics import comparison, debugging, errors, postmortem
 from ddl_magics.cells import Cells
 from ddl_magics.cluster.cluster import Cluster
 from ddl_magics.cluster.options import ClusterOptions
@@ -245,6 +245,10 @@ class Session:
     def debug(self, ranks: tuple[int, ...] | Literal["all"] | None, commands: list[str]) -> None:
         """Open the debugger's prompt on ranks, or execute commands there."""
         cells = self.cells
+        running = cells.running
+        if cells.background and running and running.stopped and not commands:
+            debugging.converse_beside(running, ranks, self._screen())
+            return
         cells.check_ready()
         for rank in ranks or () if ranks != "all" else ():
             self._check_rank(rank)
@@ -284,7 +288,12 @@ class Session:
 
         def ask(function: str, args: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
             futures = cells.cluster.client.call(f"ddl_magics.rank.compare:{function}", args)
-            return cells.cluster.wait(futures, timeout=float("inf"))
+            try:
+                return cells.cluster.wait(futures, timeout=float("inf"))
+            except KeyboardInterrupt:
+                raise CellInterrupted(
+                    "the comparison was stopped; the ranks may still be reading a large value"
+                ) from None
 
         check.show(comparison.check(names, list(range(cells.cluster.n)), ask), self._screen())
 

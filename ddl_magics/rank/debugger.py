@@ -91,13 +91,13 @@ class Commands(pdb.Pdb):
         """Say that a command has nobody to read from."""
         self.error("this command reads lines of its own, which cannot be done on a rank")
 
-    do_debug = do_commands = do_run = do_restart = do_interact  # type: ignore[assignment]
+    do_debug = do_commands = do_run = do_restart = do_interact
 
     def do_quit(self, arg: str) -> None:
         """`quit` is the prompt's word, and ends all ranks alike."""
         self.error("quit stands alone on its line")
 
-    do_q = do_exit = do_EOF = do_quit  # type: ignore[assignment] # noqa: N815 - the names are cmd.Cmd's
+    do_q = do_exit = do_EOF = do_quit  # noqa: N815 - the names are cmd.Cmd's
 
 
 class FailedFrames(Commands):
@@ -128,7 +128,7 @@ class FailedFrames(Commands):
         """Say that there is nothing to go on with."""
         self.error("the cell has ended on this rank: there is nothing to go on with")
 
-    do_n = do_s = do_step = do_r = do_return = do_unt = do_until = do_j = do_jump = do_next  # type: ignore[assignment]
+    do_n = do_s = do_step = do_r = do_return = do_unt = do_until = do_j = do_jump = do_next
     do_c = do_cont = do_continue = do_b = do_break = do_tbreak = do_next  # type: ignore[assignment]
 
 
