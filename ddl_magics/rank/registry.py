@@ -7,6 +7,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from ddl_magics.errors import UsageOnRankError
+from ddl_magics.rank.closed import Closed
 from ddl_magics.rank.model import Model, training_of
 
 if TYPE_CHECKING:
@@ -18,9 +19,15 @@ class Models:
 
     def __init__(self) -> None:
         self._known: list[weakref.ref[Any]] = []
+        self.counts: dict[str, int] = {}
+        """How many were prepared under each strategy."""
 
     def wrap(self, training: Training) -> Model:
-        """Make the wrapper of a prepared model."""
+        """Make the wrapper of a prepared model, and give it the key by which ranks know it from others."""
+        text, module = training.prepared.strategy.spec.text, training.prepared.module
+        self.counts[text] = self.counts.get(text, 0) + 1
+        size = len(list(module.parameters()))
+        training.key = f"{text} {self.counts[text]} {type(module).__name__} {size}"
         model = Model(training)
         self._known = [known for known in self._known if known() is not None] + [weakref.ref(model)]
         return model
@@ -29,6 +36,25 @@ class Models:
         """What stands behind each wrapper that lives, in the order of `prepare`."""
         found = [training_of(known()) for known in self._known]
         return [training for training in found if training is not None]
+
+    def sort(self, keys: list[str]) -> None:
+        """Put those with these keys into their order, after the others."""
+        place = {key: number for number, key in enumerate(keys)}
+
+        def place_of(known: weakref.ref[Any]) -> int:
+            training = training_of(known())
+            return place.get(training.key, -1) if training is not None else -1
+
+        self._known.sort(key=place_of)
+
+    def names(self) -> dict[str, Training]:
+        """Open models by name; of several of a kind all but the first have a number."""
+        found: dict[str, Training] = {}
+        for training in self.live():
+            if not training.closed:
+                same = sum(name.partition(" ")[0] == training.name for name in found)
+                found[f"{training.name} {same + 1}" if same else training.name] = training
+        return found
 
     def collect(self) -> None:
         """Free models whose last name is gone but which a cycle of references still holds."""
@@ -41,21 +67,20 @@ class Models:
         Raises
         ------
         UsageOnRankError
-            None is prepared, several could be meant, or it belongs to a process group that is gone.
+            None is prepared, several could be meant, or it was closed.
         """
         training = self._only(call, cell) if model is None else training_of(model)
         if training is None:
             raise UsageOnRankError(
                 f"{call}(model=...) was given a {type(model).__name__}", "Give the model that prepare returned."
             )
-        if training.closed:
-            raise UsageOnRankError(
-                f"{training.name} was prepared before the process group was made anew", "Build and prepare it again."
-            )
+        if isinstance(training.prepared, Closed):
+            training.prepared.refuse()
         return training
 
     def _only(self, call: str, cell: int) -> Training:
         live = self.live()
+        live = [training for training in live if not training.closed] or live
         candidates = [training for training in live if training.prepared.optimizer is not None] or live
         candidates = [training for training in candidates if training.cell == cell] or candidates
         candidates = [training for training in candidates if training.used] or candidates

@@ -1,7 +1,8 @@
 """What the present cell asked for, on one rank: its place, strategy, precision and seed.
 
-Strategies are kept, one for each spec, from the first cell that names them until the process group is made anew.
-They are made when a cell first needs one: code that only uses raw `torch.distributed` pays for none.
+Strategies are kept, one for each spec, from the first cell that names them; where the process group was made anew they
+and the prepared models go over to the new one. They are made when a cell first needs one: code that only uses raw
+`torch.distributed` pays for none.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
+
 from ddl_magics.protocol import CellRequest, World
 from ddl_magics.rank import group
 from ddl_magics.rank.batches import seed_all
 from ddl_magics.rank.device import Device
 from ddl_magics.rank.environment import local_rank
 from ddl_magics.rank.measure import Memory
+from ddl_magics.rank.rebinding import Rebinding
 from ddl_magics.rank.recorder import Recorder
 from ddl_magics.rank.registry import Models
 from ddl_magics.strategies import spec
@@ -27,6 +31,11 @@ if TYPE_CHECKING:
     from ddl_magics.rank.progress import Tracker
     from ddl_magics.rank.training import Training
     from ddl_magics.strategies.base import Strategy
+
+
+def _present_group() -> weakref.ref[Any]:
+    """A weak reference, since a group keeps its threads and connections as long as somebody holds it."""
+    return weakref.ref(dist.group.WORLD)
 
 
 class Scope:
@@ -48,7 +57,8 @@ class Scope:
         self._memory = Memory(self.hardware)
         self._models = Models()
         self._strategies: dict[str, Strategy] = {}
-        self._generation = group.generation()
+        self._bound_to: weakref.ref[Any] | None = _present_group()
+        """The default group that models and strategies use; None where taking it over broke off."""
         self._tracker: Tracker | None = None
         self._start(CellRequest(code="", cell=0, run="", name=""))
         group.notes_to(self.note)
@@ -149,14 +159,36 @@ class Scope:
     # The process group's life
 
     def _mend_group(self, request: CellRequest) -> None:
-        """Make the group again where a cell destroyed it, and start anew with the strategies of a new group."""
+        """Make the group again where a cell destroyed it, and go on with models and strategies over a new group."""
         if not group.is_open():
             group.reopen_where_all_lost_it(f"{request.run}/{request.part}")
-        if self._generation == group.generation():
+        elif self._bound_to is None:
+            group.reopen_group()
+        if self._bound_to is not None and self._bound_to() is dist.group.WORLD:
             return
-        self._generation = group.generation()
-        self._close_all()
+        for name, why in self.recover()["closed"].items():
+            self.note(f"{name} was closed: {why}.")
+
+    def recover(self) -> dict[str, Any]:
+        """Let strategies and prepared models go on over the process group that was made anew; a collective.
+
+        Returns
+        -------
+        `models`: optimizer steps of this rank by the name of each model that goes on; ranks whose numbers differ are
+        out of step. `torn`: names of those an update of which broke off in its middle on this rank. `closed`: why, by
+        name, for models that cannot go on on some rank, and so on none.
+        """
+        self._bound_to = None
+        rebinding = Rebinding(self._models, self._strategies, self._close)
+        rebinding.run()
+        self._bound_to = _present_group()
         group.notes_to(self.note)
+        names = self._models.names()
+        return {
+            "models": {name: training.steps for name, training in names.items()},
+            "torn": [name for name, training in names.items() if training.prepared.updates.torn],
+            "closed": rebinding.closed,
+        }
 
     def _close_all(self) -> None:
         for training in self._models.live():
@@ -165,10 +197,10 @@ class Scope:
         for strategy in strategies.values():
             self._close(strategy)
 
-    def _close(self, thing: Training | Strategy) -> None:
+    def _close(self, thing: Training | Strategy, *why: str) -> None:
         try:
-            thing.close()
-        except (RuntimeError, ValueError) as error:  # what it would free went with its process group
+            thing.close(*why)
+        except Exception as error:  # noqa: BLE001 - what it would free went with its process group, or broke off
             self.note(f"{type(thing).__name__} could not be closed cleanly: {error}")
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddl_magics.errors import UsageOnRankError
+from ddl_magics.rank.closed import Closed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,12 +39,14 @@ class Training:
         cell: int,
         autocast: Callable[[], AbstractContextManager[Any]],
     ) -> None:
-        self.prepared = prepared
+        self.prepared: Prepared = prepared
         self.schedulers = schedulers
         self.loaders = loaders
         self.accumulate = accumulate
         self.cell = cell
         self.autocast = autocast
+        self.key = ""
+        """What it is on every rank: its strategy, its number under it, and its kind; see `Models`."""
         self.closed = False
         self.used = False
         """Its forward was called in this cell."""
@@ -91,13 +94,34 @@ class Training:
         if not self._boundary:
             return None
         self._calls = 0
-        norm = self.prepared.step(max_norm)
-        for scheduler in self.schedulers:
-            scheduler.step()
+        before, norm = self.steps, None
+        done = False
+        try:
+            norm = self.prepared.step(max_norm)
+            done = True
+        finally:
+            if (
+                done or self.steps > before
+            ):  # also where the step failed on its way to the other ranks, after the update
+                for scheduler in self.schedulers:
+                    scheduler.step()
         return norm
 
-    def close(self) -> None:
-        """Let the strategy go of the model; safe to call twice."""
+    @property
+    def steps(self) -> int:
+        """Optimizer steps that changed the weights of this rank."""
+        return self.prepared.updates.count
+
+    def rebind(self) -> None:
+        """Go over to the process group that was made anew; gradients and half an accumulation are dropped."""
+        self._calls = 0
+        self._group = self.accumulate
+        self._boundary = self._waiting = False
+        self.prepared.rebind()
+
+    def close(self, why: str = "it was closed") -> None:
+        """Let the strategy go of the model, every later use of which says why; safe to call twice."""
         if not self.closed:
             self.closed = True
-            self.prepared.close()
+            prepared, self.prepared = self.prepared, Closed(self.prepared, why)
+            prepared.close()

@@ -11,7 +11,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ddl_magics.errors import UsageOnRankError
 from ddl_magics.strategies.looks import Looks
+from ddl_magics.strategies.updates import Updates
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -33,10 +35,12 @@ class Training:
 
 
 class Strategy(ABC):
-    """One strategy on one rank, alive from the first cell that names it until the process group is rebuilt."""
+    """One strategy on one rank, alive from the first cell that names it until the session ends."""
 
     name: ClassVar[str]
     """The first word of its spec."""
+    alone: ClassVar[bool] = False
+    """Its models use no process group: each is of its own process, and what becomes of the group is nothing to it."""
 
     def __init__(self, spec: StrategySpec, world: World) -> None:
         self.spec = spec
@@ -96,6 +100,13 @@ class Strategy(ABC):
 
         load_full_state(module, state)
 
+    def rebind(self) -> None:
+        """Make this strategy's own groups anew over the default group, which was made anew; a collective.
+
+        All ranks call it, strategies in the same order, and then `Prepared.rebind` of each model. Nothing of the old
+        groups works any more. A failure half-way leaves the strategy fit for `close` alone.
+        """
+
     def close(self) -> None:
         """Free process groups and threads of this strategy. Prepared models must have been closed before."""
 
@@ -140,6 +151,18 @@ class Prepared(ABC):
     def load_full_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Whole weights in, every rank given the same. Raises on missing, unexpected or misshaped names."""
 
+    def rebind(self) -> None:
+        """Work over the process group that was made anew, whatever the old one broke off; a collective.
+
+        Weights and optimizer state of this rank stay as they are, gradients are dropped. Where a rank holds weights
+        that others own, they become the owner's. Comes after `Strategy.rebind`; all ranks call it, models in the
+        same order. A failure half-way leaves the model fit for `close` alone.
+        """
+        raise UsageOnRankError(
+            f"{self.strategy.spec.text} cannot take a model over into a new process group",
+            "Build and prepare it again.",
+        )
+
     def sync_generate(self) -> bool:
         """Whether ranks that finish generation early must go on taking part (`synced_gpus`)."""
         return False
@@ -155,6 +178,11 @@ class Prepared(ABC):
     def looks(self) -> Looks:
         """When the memory was looked at. Strategies look at the end of `prepare`, of `backward` and of `step`."""
         return Looks()
+
+    @functools.cached_property
+    def updates(self) -> Updates:
+        """How often the optimizer has changed the weights. Strategies let it watch the optimizer that does."""
+        return Updates()
 
     def memory(self) -> dict[str, int]:
         """What `measure` tells, on the thread that trains; on any other, such as the sampler's, the last look."""

@@ -234,6 +234,8 @@ class ModulePrepared(Prepared):
         self.module = module
         self.optimizer = optimizer
         self.training = training
+        if optimizer is not None:
+            self.updates.watch(optimizer)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with autocast(self.strategy.world.device, self.training.precision):
@@ -264,6 +266,9 @@ class ModulePrepared(Prepared):
     def load_full_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         load_full_state(self.module, state)
 
+    def rebind(self) -> None:
+        drop_gradients(self.module, self.optimizer)
+
     def measure(self) -> dict[str, int]:
         parameters = list(self.module.parameters())
         return bytes_by_kind(
@@ -273,7 +278,16 @@ class ModulePrepared(Prepared):
         )
 
     def close(self) -> None:
+        self.updates.forget()
         release(self)
+
+
+def drop_gradients(module: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+    """Forget all gradients, their storage too, also of parameters that only the optimizer or only the module has."""
+    if optimizer is not None:
+        optimizer.zero_grad(set_to_none=True)
+    for parameter in module.parameters():
+        parameter.grad = None
 
 
 def required_optimizer(prepared: Prepared) -> torch.optim.Optimizer:

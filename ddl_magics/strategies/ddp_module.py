@@ -37,14 +37,20 @@ class DDPPrepared(ModulePrepared):
         if not any(parameter.requires_grad for parameter in module.parameters()):  # DDP refuses such a model
             broadcast_from_rank_zero([*module.parameters(), *module.buffers()])
             return
-        device = torch.device(strategy.world.device)
-        self.ddp = DistributedDataParallel(
-            module,
+        self.ddp = self._wrap(same_start=True)
+
+    def _wrap(self, *, same_start: bool) -> DistributedDataParallel:
+        """Make the wrapper over the default group; `same_start`: with rank 0's parameters and buffers."""
+        device = torch.device(self.strategy.world.device)
+        ddp = DistributedDataParallel(
+            self.module,
             device_ids=[device] if device.type == "cuda" else None,
-            find_unused_parameters=find_unused,
+            find_unused_parameters=self.find_unused,
             gradient_as_bucket_view=True,
+            init_sync=same_start,
         )
-        self.ddp.require_backward_grad_sync = False
+        ddp.require_backward_grad_sync = False
+        return ddp
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # Evaluation uses no bucket, and may run on some of the ranks only: it must not meet DDP's broadcast of buffers.
@@ -64,6 +70,16 @@ class DDPPrepared(ModulePrepared):
         # gradients while they accumulate.
         optimizer.zero_grad(set_to_none=self.find_unused)
         self.module.zero_grad(set_to_none=self.find_unused)
+
+    def rebind(self) -> None:
+        """Wrap the module anew, each rank with its own weights: ranks that differ are not made equal unseen."""
+        old, self.ddp = self.ddp, None
+        super().rebind()  # the gradients are views of the old wrapper's buckets
+        if old is not None:
+            # A traceback that is kept for the debugger may keep the old wrapper, and its hooks still expect gradients.
+            old.reducer._remove_autograd_hooks()  # noqa: SLF001 - torch has no public way
+            del old
+            self.ddp = self._wrap(same_start=False)
 
     def close(self) -> None:
         super().close()

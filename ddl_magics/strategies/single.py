@@ -19,6 +19,7 @@ class Single(Strategy):
     """One process holds everything: all shares are 1."""
 
     name: ClassVar[str] = "single"
+    alone: ClassVar[bool] = True
 
     @classmethod
     def parse(cls, argument: str, options: dict[str, str]) -> StrategySpec:

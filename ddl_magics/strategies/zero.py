@@ -108,6 +108,14 @@ class Zero(Strategy):
 
         zero_shards.load_full_state(module, state)
 
+    def rebind(self) -> None:
+        """Forget DeepSpeed's clone of the old world, which is made anew at its first use, and move all shards."""
+        from ddl_magics.strategies import zero_library, zero_shards
+
+        zero_library.forget_old_world()
+        if self.stage == 3:
+            zero_shards.rebind()
+
     def close(self) -> None:
         from ddl_magics.strategies import zero_library
 

@@ -27,6 +27,9 @@ _users: weakref.WeakSet[Strategy] = weakref.WeakSet()
 
 OPEN_MPI_LOCAL_RANK = "OMPI_COMM_WORLD_LOCAL_RANK"
 
+COUNTS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
+"""An engine's counters, which its reports and schedules of features read."""
+
 DEPRECATED = r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated"
 """What torch 2.13 says at each of DeepSpeed 0.19's collectives; the user can do nothing about it."""
 
@@ -185,16 +188,25 @@ def masters(optimizer: Any) -> list[torch.Tensor]:
     return list(optimizer.single_partition_of_fp32_groups)
 
 
+def spread_masters(optimizer: Any) -> None:
+    """Give the weights that each rank's inner optimizer has to the models of all; a collective in stages 1 and 2."""
+    if _is_stage_3(optimizer):
+        for number in range(len(optimizer.fp32_partitioned_groups_flat)):
+            optimizer._reassign_or_swap_out_partitioned_parameters(number)
+    else:
+        optimizer.update_lp_params()
+
+
 def destroy(engine: Any) -> None:
-    """End an engine and take from the module what DeepSpeed leaves on it."""
+    """End an engine, also one that broke off in the middle, and take from the module what DeepSpeed leaves on it."""
     from deepspeed.runtime.zero import parameter_offload
 
     module = engine.module
     engine.destroy()
     for hook in ("module_forward_pre_hook", "module_forward_post_hook"):
         getattr(engine, hook).remove()
-    stack = parameter_offload.FWD_MODULE_STACK
-    stack[:] = [kept for kept in stack if kept is not module]
+    stack, own = parameter_offload.FWD_MODULE_STACK, set(module.modules())
+    stack[:] = [kept for kept in stack if kept not in own]  # those whose forward broke off are there too
     for parameter in module.parameters():
         parameter.grad = None
         for name in ("_hp_mapping", "_zero_optimizer", "_z3_optimizer", "grad_accum", "comm_dtype"):

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddl_magics.errors import UsageOnRankError
-from ddl_magics.strategies import zero_config, zero_library, zero_shards
+from ddl_magics.strategies import zero_config, zero_library, zero_shards, zero_share
 from ddl_magics.strategies.base import Prepared, Training
 from ddl_magics.strategies.common import (
     autocast,
     broadcast_from_rank_zero,
     bytes_by_kind,
     cast_parameters,
+    drop_gradients,
     release,
     require_free,
     required_optimizer,
@@ -46,7 +47,8 @@ class ZeroPrepared(Prepared):
         self.module = module
         self.optimizer = optimizer
         self.training = training
-        self.groups = [list(group["params"]) for group in optimizer.param_groups] if optimizer else []
+        self.groups = optimizer.param_groups if optimizer else []
+        self.members = [list(group["params"]) for group in self.groups]
         self._place()
         self.parameters = list(module.parameters())
         self.config = zero_config.build(
@@ -61,11 +63,18 @@ class ZeroPrepared(Prepared):
         if optimizer is None and strategy.stage != WEIGHTS:  # nothing to shard: stages 1 and 2 are about training
             broadcast_from_rank_zero(self.parameters)
             return
-        self.engine = zero_library.initialize(module, optimizer, self.config)
-        if optimizer is not None:
-            zero_library.drop_second_copy(self.engine.optimizer)
-            if strategy.stage == 1:
-                zero_library.before_reduction(self.engine, self._look_before_reduction)
+        self._start()
+
+    def _start(self) -> None:
+        """Make the engine; a collective."""
+        self.engine = zero_library.initialize(self.module, self.optimizer, self.config)
+        if self.optimizer is None:
+            return
+        zero_library.drop_second_copy(self.engine.optimizer)
+        if self.strategy.stage == 1:
+            zero_library.before_reduction(self.engine, self._look_before_reduction)
+        # DeepSpeed steps once for each group of its own, and tells the weights to the other ranks after the last.
+        self.updates.watch(self.engine.optimizer.optimizer, parts=len(zero_library.masters(self.engine.optimizer)))
 
     def _look_before_reduction(self) -> None:
         """See all gradients, which stage 1 holds until the end of `backward`; after that it has its share of them."""
@@ -100,9 +109,12 @@ class ZeroPrepared(Prepared):
         self.looks.at("backward", self.measure)
 
     def step(self, max_norm: float | None) -> float | torch.Tensor | None:
-        required_optimizer(self)
+        optimizer = required_optimizer(self)
         self.engine.optimizer.clip_grad = self.default_norm if max_norm is None else max_norm
-        self.engine.step()
+        try:
+            self.engine.step()
+        finally:
+            optimizer.param_groups = self.groups  # DeepSpeed leaves a list of one of them where a group fails
         self.looks.at("step", self.measure)
         norm: float | torch.Tensor | None = self.engine.get_global_grad_norm()
         return norm
@@ -127,16 +139,32 @@ class ZeroPrepared(Prepared):
             optimizer=[*state_tensors(inner.optimizer), *zero_library.masters(inner)] if inner else (),
         )
 
-    def close(self) -> None:
-        release(self)
+    def rebind(self) -> None:
+        """Make the engine anew, with this rank's share of the optimizer; see `zero_share`."""
         if self.engine is None:
+            drop_gradients(self.module, self.optimizer)
             return
+        share = zero_share.Share.of(self.engine) if self.optimizer is not None else None
+        self._end()
+        with zero_share.own_weights():
+            self._start()
+        if share is not None:
+            share.give_back(self.engine)
+
+    def close(self) -> None:
+        self.updates.forget()
+        release(self)
+        if self.engine is not None:
+            self._end()
+
+    def _end(self) -> None:
+        """Let the engine go, and give the optimizer its own parameters back in the place of DeepSpeed's flat shards."""
         zero_library.destroy(self.engine)
         self.engine = None
-        if self.optimizer is not None:  # it held DeepSpeed's flat shards; let a later prepare have it as it was
+        if self.optimizer is not None:
             self.optimizer.state.clear()
-            for group, parameters in zip(self.optimizer.param_groups, self.groups, strict=True):
-                group["params"] = parameters
+            for group, members in zip(self.groups, self.members, strict=True):
+                group["params"] = members
 
     def _linear(self) -> AbstractContextManager[None]:
         sharded = self.strategy.stage == WEIGHTS and self.engine is not None

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 Made = list["weakref.ref[torch.nn.Module]"]
 
+_sharded: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+"""Modules with parameters of ours that are shards."""
+
 
 @contextmanager
 def recorded_modules() -> Iterator[Made]:
@@ -70,6 +73,34 @@ def shard(modules: list[torch.nn.Module], *, offload: bool) -> None:
             mem_efficient_linear=False,  # it would replace torch.nn.functional.linear for the whole process
             remote_device="cpu" if offload else None,
         )
+    _sharded.update(modules)
+
+
+def rebind() -> None:
+    """Let every sharded module that lives use the present world group, and be nothing but shards again.
+
+    A failure may have left parameters whole, or on their way, with modules of the forward still counted as users.
+    """
+    from deepspeed import comm, zero
+    from deepspeed.runtime.zero.partition_parameters import free_param
+
+    world = comm.get_world_group()
+    for module in _sharded:
+        for parameter in _shards_of(module):
+            parameter.ds_process_group = world
+            # The functions that DeepSpeed hangs on a parameter share the object that sharded it, and take its group.
+            parts = [cell.cell_contents for cell in parameter.all_gather.__closure__]
+            next(part for part in parts if isinstance(part, zero.Init)).ds_process_group = world
+            parameter.ds_active_sub_modules.clear()
+            free_param(parameter)
+        for part in module.modules():
+            getattr(part, "ds_inflight_param_registry", {}).clear()
+            if hasattr(part._parameters, "_in_forward"):  # noqa: SLF001 - DeepSpeed's dictionary, it gathers on access
+                part._parameters._in_forward = False  # noqa: SLF001
+
+
+def _shards_of(module: torch.nn.Module) -> list[Any]:
+    return [parameter for parameter in module.parameters() if is_sharded(parameter)]
 
 
 def full_shapes(module: torch.nn.Module) -> dict[str, torch.Size]:
@@ -103,8 +134,7 @@ def load_full_state(module: torch.nn.Module, state: dict[str, torch.Tensor]) -> 
 
 def cast_shards(module: torch.nn.Module, dtype: torch.dtype) -> None:
     """Change the dtype of parameters that are sharded already."""
-    sharded: list[Any] = [parameter for parameter in module.parameters() if is_sharded(parameter)]
-    for parameter in sharded:
+    for parameter in _shards_of(module):
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
             parameter.ds_tensor.data = parameter.ds_tensor.data.to(dtype)

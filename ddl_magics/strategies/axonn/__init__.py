@@ -77,6 +77,10 @@ class AxoNN(Strategy):
             self._groups = Groups(Grid.parse(self.spec.argument), self.world)
         return self._groups
 
+    def rebind(self) -> None:
+        if self._groups is not None:
+            self._groups.remake()
+
     def close(self) -> None:
         if self._groups is not None:
             self._groups.close()

@@ -40,19 +40,31 @@ class Groups:
 
     def __init__(self, grid: Grid, world: World) -> None:
         adapter.load(world.device)
+        self.grid = grid
+        self.world = world
+        self._handle: Any = None
+        self._make()
+
+    def _make(self) -> None:
         from axonn import axonn
 
-        self.grid = grid
+        grid = self.grid
         axonn.init(
             G_inter=1,
-            G_data=world.world_size // grid.size,
+            G_data=self.world.world_size // grid.size,
             G_intra_r=grid.row,
             G_intra_c=grid.column,
             G_intra_d=grid.depth,
-            gpus_per_node=_gpus_per_node(world),
+            gpus_per_node=_gpus_per_node(self.world),
         )
-        self._handle: Any = axonn.comm_handle
+        self._handle = axonn.comm_handle
         self._config = dict(vars(axonn.config))
+
+    def remake(self) -> None:
+        """Make all groups anew over the present world, for layers that go on with this object; a collective."""
+        self.close()
+        forget_overlap()
+        self._make()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
@@ -93,6 +105,21 @@ class Groups:
             axonn.comm_handle = None
             axonn.is_initialized = False
         self._handle = None
+
+
+def forget_overlap() -> None:
+    """Put AxoNN's overlap of communication back to where nothing is under way.
+
+    Its own end of a block waits for the collectives that are under way, and where one has failed leaves the rest
+    undone: gathered weights of a past step would then be taken for the present ones.
+    """
+    from axonn.intra_layer import overlap_communication
+
+    overlap_communication.OVERLAP_ALL_REDUCE = overlap_communication.OVERLAP_REDUCE_SCATTER = False
+    overlap_communication.ALL_GATHER_ITERATOR = None
+    overlap_communication.handles = []
+    overlap_communication.pending_grad_accumulations = []
+    overlap_communication.weights_cache = {}
 
 
 def takes_cpu_tensors() -> bool:

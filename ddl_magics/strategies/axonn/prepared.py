@@ -12,6 +12,7 @@ import torch
 from axonn.intra_layer import optimize_communication, overlap_all_gathers_for_checkpointed_forward
 
 from ddl_magics.strategies.axonn import shard, state, sync
+from ddl_magics.strategies.axonn.groups import forget_overlap
 from ddl_magics.strategies.common import ModulePrepared, cast_parameters, require_free, required_optimizer
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class AxoNNPrepared(ModulePrepared):
         if not self.overlap:
             return nullcontext()
         stack = ExitStack()
+        stack.callback(forget_overlap)  # where a collective failed AxoNN's own end of the block breaks off
         stack.enter_context(optimize_communication(True, True, True, self.module))
         if backward:
             in_reverse = torch.nn.ModuleList(list(self.module.modules())[::-1])

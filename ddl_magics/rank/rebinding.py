@@ -1,0 +1,140 @@
+"""Strategies and prepared models go over to a process group that was made anew, each on all ranks or on none.
+
+Ranks may differ in what they have: the one that failed has perhaps not made the model that the others wait to make.
+And one may fail in the middle of a collective of the others. So ranks agree through the store before and after each
+piece; a rank that fails shuts its connections, which frees the others. What failed anywhere is closed everywhere, the
+group is made anew once more, and the rest begins again.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ddl_magics.errors import UsageOnRankError
+from ddl_magics.rank import group, pairs
+from ddl_magics.rank.agreement import Agreement
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddl_magics.rank.registry import Models
+    from ddl_magics.rank.training import Training
+    from ddl_magics.strategies.base import Strategy
+
+GONE = "the process group was made anew"
+
+
+class _FailedSomewhereError(Exception):
+    """A piece could not be taken over on some rank; the reason is the same on all."""
+
+
+@dataclass
+class Rebinding:
+    """One taking over of everything that a rank has; a collective of all ranks.
+
+    Parameters
+    ----------
+    models
+        Prepared models; those that cannot go on are closed.
+    strategies
+        By spec; those that cannot go on are closed and taken out.
+    close
+        Closes either, and never raises.
+    """
+
+    models: Models
+    strategies: dict[str, Strategy]
+    close: Callable[..., None]
+    closed: dict[str, str] = field(default_factory=dict)
+    """Name of a model that had to be closed -> why."""
+
+    def run(self) -> None:
+        """Take over everything that can be; the group must be open, and new on all ranks.
+
+        Raises
+        ------
+        UsageOnRankError
+            A rank was interrupted meanwhile: the group must be made anew and this called again.
+        """
+        gc.collect()  # graphs and wrappers of the old group in cycles
+        while True:
+            try:
+                self._round(Agreement("rebind"))
+            except _FailedSomewhereError:
+                group.reopen_group()
+            else:
+                gc.collect()
+                return
+
+    def _round(self, agreement: Agreement) -> None:
+        self._drop_what_others_lack(agreement)
+        for text, strategy in list(self.strategies.items()):
+            if not strategy.alone:
+                why = self._attempt(strategy.rebind, agreement)
+                if why:
+                    self._close_strategy(text, why)
+                    raise _FailedSomewhereError
+        for training in self._trainings():
+            why = self._attempt(training.rebind, agreement)
+            if why:
+                self._close_model(training, why)
+                raise _FailedSomewhereError
+
+    def _drop_what_others_lack(self, agreement: Agreement) -> None:
+        """Keep what every rank has, in the order of rank 0; a model is known by its strategy, number and kind."""
+        own = {training.key: training for training in self._trainings()}
+        texts = [text for text, strategy in self.strategies.items() if not strategy.alone]
+        told = agreement.hear({"strategies": texts, "models": list(own), "counts": self.models.counts})
+        self.models.counts = {
+            text: max(of["counts"].get(text, 0) for of in told) for text in {t for of in told for t in of["counts"]}
+        }
+        for key, training in own.items():
+            lacking = [rank for rank, of in enumerate(told) if key not in of["models"]]
+            if lacking:
+                self._close_model(training, f"{GONE}, and ranks {lacking} have no such model")
+        for text in texts:
+            if not all(text in of["strategies"] for of in told):
+                self._close_strategy(text, GONE)
+        self.models.sort(told[0]["models"])
+        order = [text for text in told[0]["strategies"] if text in self.strategies]
+        self.strategies |= {text: self.strategies.pop(text) for text in order}
+
+    def _attempt(self, action: Callable[[], None], agreement: Agreement) -> str:
+        """Do it on all ranks; returns why it failed, where it failed anywhere, the same on all ranks."""
+        failure: dict[str, Any] | None = None
+        interrupt: KeyboardInterrupt | None = None
+        try:
+            action()
+        except KeyboardInterrupt as error:
+            interrupt, failure = error, {"time": time.time(), "why": "interrupted", "interrupted": True}
+        except Exception as error:  # noqa: BLE001 - a library may fail in any way, and the others wait
+            failure = {"time": time.time(), "why": f"{type(error).__name__}: {error}", "interrupted": False}
+        if failure is not None:
+            pairs.shut()
+        told = agreement.hear(failure)
+        failures = [(of["time"], rank, of) for rank, of in enumerate(told) if of is not None]
+        if interrupt is not None:
+            raise interrupt
+        interrupted = [rank for _, rank, of in failures if of["interrupted"]]
+        if interrupted:
+            raise UsageOnRankError(f"Ranks {interrupted} were interrupted while models were taken over", "Try again.")
+        if not failures:
+            return ""
+        _, rank, first = min(failures)  # the others were freed by it
+        return f"{GONE}, and it could not be taken over on rank {rank} ({first['why']})"
+
+    def _trainings(self) -> list[Training]:
+        return [one for one in self.models.live() if not one.closed and not one.prepared.strategy.alone]
+
+    def _close_strategy(self, text: str, why: str) -> None:
+        for training in self._trainings():
+            if training.prepared.strategy is self.strategies[text]:
+                self._close_model(training, why)
+        self.close(self.strategies.pop(text))
+
+    def _close_model(self, training: Training, why: str) -> None:
+        self.closed[training.name] = why
+        self.close(training, why)
