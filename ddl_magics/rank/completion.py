@@ -11,6 +11,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Any
 
+import torch
 from IPython.core.completer import provisionalcompleter
 from IPython.utils.tokenutil import token_at_cursor
 
@@ -27,6 +28,10 @@ MOST = 500
 WORD = re.compile(r"(?<![\w.\"'%!])[^\W\d]\w*$")
 """The beginning of a plain name before the cursor."""
 
+STEP = re.compile(r"^[^\W\d]\w*|\.[^\W\d]\w*|\[-?\d+\]")
+PATH = re.compile(r"(?<![\w.\])])([^\W\d]\w*(?:\.[^\W\d]\w*|\[-?\d+\])*)\.(\w*)$")
+"""A name, attributes and numbers of its parts, and the attribute that has begun before the cursor."""
+
 Completion = tuple[int, int, str, str, str]
 """Start and end of what is replaced, the text, its type, its signature."""
 
@@ -39,9 +44,12 @@ def complete(code: str, cursor: int) -> list[Completion]:
     shell = this_kernel().shell
     shell.Completer.use_jedi = False
     with provisionalcompleter():
-        found = [_plain(body, completion) for completion in shell.Completer.completions(body, cursor)][:MOST]
+        found = [_plain(body, completion) for completion in shell.Completer.completions(body, cursor)]
+    if not found:
+        found = list(_of_a_module(body, cursor))
+    found = [one for one in found if not one[2].startswith("%") or body[one[0] : cursor].startswith("%")]
     known = {text for _, _, text, _, _ in found}
-    return [*(one for one in _of_the_cell(body, cursor) if one[2] not in known), *found]
+    return [*(one for one in _of_the_cell(body, cursor) if one[2] not in known), *found[:MOST]]
 
 
 def _without_magic(code: str) -> str:
@@ -56,6 +64,29 @@ def _plain(code: str, completion: Any) -> Completion:
         start, text = start + 1, text[1:]
     kind = "" if completion.type == "<unknown>" else completion.type or ""
     return start, completion.end, text, kind, completion.signature or ""
+
+
+def _of_a_module(code: str, cursor: int) -> Iterator[Completion]:
+    """Attributes of a part of a model, `model.layers[0].`, into which IPython dares not look.
+
+    It takes `__getattr__` for user's code with side effects; that of `torch.nn.Module` has none.
+    """
+    path = PATH.search(code, 0, cursor)
+    if path is None:
+        return
+    first, *steps = STEP.findall(path[1])
+    thing = this_kernel().shell.user_ns.get(first)
+    for step in steps:
+        if not isinstance(thing, torch.nn.Module):
+            return
+        try:
+            thing = thing[int(step[1:-1])] if step[0] == "[" else getattr(thing, step[1:])  # type: ignore[index]
+        except (AttributeError, IndexError, KeyError, TypeError):
+            return
+    if isinstance(thing, torch.nn.Module | torch.Tensor):
+        for name in dir(thing):
+            if name.startswith(path[2]) and (path[2].startswith("_") or not name.startswith("_")):
+                yield path.start(2), cursor, name, "", ""
 
 
 def _of_the_cell(code: str, cursor: int) -> Iterator[Completion]:
