@@ -7,8 +7,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import inspect
 import io
 import pdb  # noqa: T100 - it is what this module is about
+import sys
 from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +31,15 @@ PASSED = ("torch", "deepspeed", "axonn", "ddl_magics", "IPython", "ipykernel", "
 def is_own(filename: str) -> bool:
     """Whether a file is the user's: a cell's or one of their modules, not an installed library's and none of ours."""
     return not filename.startswith(("<", *LIBRARIES))
+
+
+def write_back_locals(frame: FrameType) -> None:
+    """Make what was assigned to a function's `f_locals` its variables.
+
+    Before Python 3.13 (PEP 667) they are a copy, and the next look at them takes the old values again.
+    """
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_NEWLOCALS:  # a function's, not a cell's
+        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
 
 
 class Commands(pdb.Pdb):
@@ -77,6 +89,12 @@ class Commands(pdb.Pdb):
         """As pdb writes it, with a cell called by its number."""
         filename = self.canonic(frame_lineno[0].f_code.co_filename)
         return super().format_stack_entry(frame_lineno, lprefix).replace(filename, self.name_of(filename), 1)
+
+    def default(self, line: str) -> None:
+        """Execute a statement; what it assigns stays assigned."""
+        super().default(line)
+        if self.curframe is not None:
+            write_back_locals(self.curframe)
 
     def do_here(self, arg: str) -> None:
         """Show the frame that is looked at."""

@@ -90,6 +90,8 @@ class Stepper(Commands):
             return
         if self._fresh:
             self.interaction(frame)
+        if frame.f_back:
+            frame.f_back.f_trace = None  # `step` at a return sets it, so as to stop in the caller, which is IPython
         self._until = self.stoplineno if self.stopframe is frame and self.stoplineno > 0 else 0
 
     def _next_statement(self, frame: FrameType) -> Any:
