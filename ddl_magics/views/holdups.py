@@ -37,6 +37,7 @@ ELSEWHERE = {
 """State of ranks for whom others wait, with verbs that are put in the number of the ranks."""
 VERBS = {"are": "is", "run": "runs", "do": "does", "have": "has", "wait": "waits"}
 """Of several ranks, and of one."""
+PLAIN = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.If, ast.While)
 
 
 def sentences(holdups: Sequence[Holdup], world: int) -> list[str]:
@@ -77,12 +78,16 @@ def called(waiting: Waiting | None, world: int = 0) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def calls(source: str) -> str:
-    """The function that a line of source calls, where it is a plain statement with one call: `time.sleep`."""
+    """The function that a line of source calls, where it is a statement with one call: `time.sleep`.
+
+    A line that begins a `for` or a `with` is left out: it is also where their loops and ends are.
+    """
+    source = source.strip()
     try:
-        tree = ast.parse(source.strip())
+        tree = ast.parse(f"{source} pass" if source.endswith(":") else source)
     except (SyntaxError, ValueError):
         return ""
-    if len(tree.body) != 1 or not isinstance(tree.body[0], ast.Expr | ast.Assign | ast.AugAssign | ast.AnnAssign):
+    if len(tree.body) != 1 or not isinstance(tree.body[0], PLAIN):
         return ""
     found = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     if len(found) != 1 or not isinstance(found[0].func, ast.Name | ast.Attribute):
