@@ -8,7 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from ddl_magics import ladder, verdict
+from ddl_magics import debugging, ladder, verdict
 from ddl_magics.errors import BusyError, UsageError
 from ddl_magics.health import Health
 from ddl_magics.protocol import CellRequest, Sample
@@ -164,11 +164,13 @@ class Cells:
         self.background = threading.Thread(target=follow, name="ddl cell", daemon=True)
         self.background.start()
 
-    def wait(self) -> None:
-        """Wait for the cell in the background; Stop stops it. Raises what it ended with."""
+    def wait(self, screen: Screen) -> None:
+        """Wait for the cell in the background and raise what it ended with; Stop stops it, a breakpoint opens a prompt."""
         while (thread := self.background) is not None:
             try:
                 thread.join(0.1)
+                if self.running and self.running.stopped and self.running.screen.kind != "headless":
+                    debugging.converse_beside(self.running, None, screen)
             except KeyboardInterrupt:
                 if self.running:
                     self.running.presses += 1

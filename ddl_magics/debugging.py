@@ -99,6 +99,8 @@ class Conversation:
         self._prompt = Prompt(())
         self._shown: dict[int, dict[str, Any]] = {}
         """The last stop of each rank that was told."""
+        self.left = False
+        """The user let the cell go on, and did not ask for a step."""
 
     def hold(self) -> None:
         """Ask until no rank is stopped. Raises KeyboardInterrupt to end the cell, DebugError where nobody can be asked.
@@ -176,7 +178,8 @@ class Conversation:
             self._write(wrong or labelled(self._answers("here")))
             return
         word = line.partition(" ")[0]
-        if word in ALL_GO_ON:
+        self.left = word in ALL_GO_ON
+        if self.left:
             self._prompt.chosen = tuple(sorted(stopped))
             self._shown = {}
         self._write(labelled(self._answers(line)))
@@ -242,7 +245,9 @@ def converse_beside(running: RunningCell, wanted: Chosen, screen: Screen) -> Non
 
     conversation = Conversation(running, screen, pump, wanted)
     try:
-        conversation.hold()
+        while not conversation.left and not running.done:
+            conversation.hold()
+            pump()  # a step of all ranks may be under way
     except KeyboardInterrupt:
         running.presses += 1
 

@@ -42,6 +42,8 @@ class Health:
         self._broken_in = 0
         """The cell after which the group could not be used any more; 0: it can."""
         self._why = ""
+        self._last = 0
+        """The last cell that ended."""
         self._attempts = 0
         self.mended_after = 0
         """The last cell after which the group was made anew; 0: none yet."""
@@ -49,6 +51,7 @@ class Health:
     def note(self, request: CellRequest, outcomes: Iterable[Outcome], silent: Iterable[int]) -> None:
         """A cell has ended with these outcomes; `silent` ranks have not ended it."""
         outcomes = list(outcomes)
+        self._last = request.cell
         self._counts |= {outcome.rank: outcome.groups for outcome in outcomes}
         failed = any(outcome.status != "ok" for outcome in outcomes)
         if any(outcome.broken for outcome in outcomes) or list(silent):
@@ -57,6 +60,10 @@ class Health:
             self._broken(request.cell, "a message may have been left unread")
         elif out_of_step(self._counts):
             self._broken(request.cell, "ranks made different numbers of collectives")
+
+    def cut_off(self) -> None:
+        """Connections were closed between cells."""
+        self._broken(self._last, "collectives were cut off")
 
     def _broken(self, cell: int, why: str) -> None:
         if not self._broken_in:

@@ -5,6 +5,7 @@ The ranks are idle then, and each line is an errand in their main thread. The fr
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 from ddl_magics.errors import DebugError
@@ -12,7 +13,8 @@ from ddl_magics.prompt import HELP, Prompt, labelled
 from ddl_magics.views.ranges import in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
+    from concurrent.futures import Future
 
     from ddl_magics.cluster.cluster import Cluster
     from ddl_magics.views.screen import Screen
@@ -26,10 +28,19 @@ Chosen = tuple[int, ...] | Literal["all"] | None
 
 
 class FailedRanks:
-    """The ranks on which the last cell failed, and what each looks at."""
+    """The ranks on which the last cell failed, and what each looks at.
 
-    def __init__(self, cluster: Cluster) -> None:
+    Parameters
+    ----------
+    cluster
+        The ranks.
+    cut_off
+        Called when connections had to be closed, because a command waited in a collective.
+    """
+
+    def __init__(self, cluster: Cluster, cut_off: Callable[[], None]) -> None:
         self._cluster = cluster
+        self._cut_off = cut_off
         self._begun: set[int] = set()
         told = self._call("failure", range(cluster.n))
         self._failures: dict[int, dict[str, Any]] = {rank: failure for rank, failure in told.items() if failure}
@@ -85,16 +96,26 @@ class FailedRanks:
             return cluster.wait(futures, timeout=COMMAND_S)
         except (KeyboardInterrupt, TimeoutError):
             late = [rank for rank, future in futures.items() if not future.done()]
-            cluster.client.ask("interrupt", late)
-            try:
-                return cluster.wait(futures, timeout=ANSWER_S)
-            except TimeoutError:
-                raise DebugError(f"{in_words(late)} did not end the command", "%ddl restart ends it") from None
+            return self._ended(futures, late)
+
+    def _ended(self, futures: dict[int, Future[Any]], late: list[int]) -> dict[int, Any]:
+        """Interrupt a command; close the collective that it may wait in. Raises DebugError when neither helps."""
+        client = self._cluster.client
+        client.ask("interrupt", late)
+        with suppress(TimeoutError):
+            return self._cluster.wait(futures, timeout=ANSWER_S)
+        client.ask("release", late, reason="a debugger command was stopped")
+        self._cut_off()
+        with suppress(TimeoutError):
+            return self._cluster.wait(futures, timeout=ANSWER_S)
+        raise DebugError(f"{in_words(late)} did not end the command", "%ddl restart ends it")
 
 
-def debug(cluster: Cluster, wanted: Chosen, commands: Sequence[str], screen: Screen) -> None:
+def debug(
+    cluster: Cluster, wanted: Chosen, commands: Sequence[str], screen: Screen, cut_off: Callable[[], None]
+) -> None:
     """Open the prompt, or execute `commands` where there are any. Raises DebugError."""
-    ranks = FailedRanks(cluster)
+    ranks = FailedRanks(cluster, cut_off)
     prompt = Prompt(ranks.chosen(wanted))
     screen.write("stdout", labelled(ranks.begin(prompt.chosen)))
     for line in commands:

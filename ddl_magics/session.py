@@ -221,7 +221,7 @@ class Session:
 
     def wait(self) -> None:
         """Wait for the cell that runs in the background."""
-        self.cells.wait()
+        self.cells.wait(self._screen())
 
     def set_strategy(self, wanted: tuple[specs.StrategySpec, ...]) -> None:
         """Show the strategy of cells that name none, or set it."""
@@ -252,7 +252,7 @@ class Session:
         cells.check_ready()
         for rank in ranks or () if ranks != "all" else ():
             self._check_rank(rank)
-        postmortem.debug(cells.cluster, ranks, commands, self._screen())
+        postmortem.debug(cells.cluster, ranks, commands, self._screen(), cells.health.cut_off)
 
     # Variables.
 

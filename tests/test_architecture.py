@@ -31,7 +31,7 @@ ARROWS = {
     "session": {
         "parsing", "foresight", "comparison", "debugging", "postmortem", "cells", "running", "verdict", "cluster", "views", "telemetry",
     },
-    "cells": {"parsing", "running", "ladder", "verdict", "cluster", "views", "telemetry"},
+    "cells": {"debugging", "parsing", "running", "ladder", "verdict", "cluster", "views", "telemetry"},
     "ladder": {"debugging", "running", "views"},
     "debugging": {"prompt", "running", "views"},
     "postmortem": {"prompt", "cluster", "views"},
