@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ddl_magics import debugging, ladder, verdict
+from ddl_magics.deaths import Deaths
 from ddl_magics.errors import BusyError, UsageError
 from ddl_magics.health import Health
 from ddl_magics.protocol import CellRequest, Sample
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     from ddl_magics.telemetry.runs import Runs
     from ddl_magics.views.screen import Screen
 
-LAST_WORDS_S = 3.0
-"""Seconds that the launcher has, after a rank's death, to end the others and say what it saw."""
-
 
 class Cells:
     """The cells of one cluster."""
@@ -41,18 +39,16 @@ class Cells:
         self.cluster = cluster
         self.runs = runs
         self.spool = Spool(cluster.folder.output)
+        self.deaths = Deaths(cluster, self.spool)
         self.health = Health(cluster)
         self.running: RunningCell | None = None
         self.background: threading.Thread | None = None
         self.background_error: BaseException | None = None
         self._by_stream: dict[int, RunningCell] = {}
-        self._deaths: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._dead: list[int] = []
         self._serial = 0
         self._late_messages: queue.SimpleQueue[tuple[CellStream, Message] | None] = queue.SimpleQueue()
         threading.Thread(target=self._show_late, name="ddl late output", daemon=True).start()
         cluster.client.on_telemetry = self._telemetry
-        cluster.client.on_leave = self._deaths.put
         cluster.client.on_late = self._late
 
     # What the client's IO thread calls; it must not raise and not block.
@@ -80,19 +76,9 @@ class Cells:
 
     # One cell.
 
-    def dead(self) -> list[int]:
-        """Ranks whose process has ended, in the order in which that was noticed."""
-        rank_of = {engine: rank for rank, engine in self.cluster.client.engine_of.items()}
-        while not self._deaths.empty():
-            engine = self._deaths.get()
-            if engine in rank_of and rank_of[engine] not in self._dead:
-                self._dead.append(rank_of[engine])
-        return self._dead
-
     def check_ready(self) -> None:
         """Raise what stands in the way of a cell: dead ranks, or another cell."""
-        if self.dead() or self.cluster.ended():
-            raise verdict.death(self._dead, self.cluster.printed())
+        self.deaths.check()
         if self.background:
             raise BusyError("A cell runs in the background", "%ddl wait waits for it, and Stop during that ends it")
         running = self.running
@@ -139,10 +125,11 @@ class Cells:
         """Run the requests one after the other; raises what the first that fails ends with."""
         begun = []
         try:
-            for request in requests:
-                self.health.mend(screen)
-                begun.append(request.run)
-                self._end(self._start(request, options, line, screen))
+            with self.deaths.spoken_for(screen):
+                for request in requests:
+                    self.health.mend(screen)
+                    begun.append(request.run)
+                    self._end(self._start(request, options, line, screen))
         finally:
             rows = self.runs.rows(begun) if len(requests) > 1 else []
             if rows:
@@ -165,7 +152,7 @@ class Cells:
         self.background.start()
 
     def wait(self, screen: Screen) -> None:
-        """Wait for the cell in the background and raise what it ended with; Stop stops it, a breakpoint opens a prompt."""
+        """Wait for the cell in the background, raise what it ended with; Stop stops it, a breakpoint opens a prompt."""
         while (thread := self.background) is not None:
             try:
                 thread.join(0.1)
@@ -224,19 +211,12 @@ class Cells:
             running.screen.write("stderr", self.spool.failed + "\n")
         if running.history.has_metrics:
             self.runs.add(running.history)
-        if self.dead() or self.cluster.ended():
+        if self.deaths.over():
             self.running = None
-            self._await_last_words()
-            raise verdict.death(self._dead, self.cluster.printed())
+            raise self.deaths.error()
         error = verdict.error_of(outcomes, stopped, running)
         if error:
             raise error
-
-    def _await_last_words(self) -> None:
-        """Wait for the launcher's end: it says by which signal a rank ended."""
-        deadline = time.monotonic() + LAST_WORDS_S
-        while not self.cluster.ended() and time.monotonic() < deadline:
-            time.sleep(0.02)
 
 
 def in_text(error: BaseException) -> str:
