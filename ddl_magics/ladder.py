@@ -31,6 +31,9 @@ PLACES_S = 0.5
 ANSWER_S = 2.0
 """Seconds that ranks have to answer an interrupt, before their collectives are closed."""
 
+AGAIN_S = 1.25
+"""Seconds after that until both are done again."""
+
 GIVE_UP_S = 5.0
 """Seconds after that until the notebook stops waiting for them and names them."""
 
@@ -63,8 +66,12 @@ def stop(running: RunningCell) -> None:
     if _ended_within(running, ANSWER_S):
         return
     running.say(f"closing the collectives of {in_words(running.waiting)} ...")
-    running.release(running.waiting, "the cell was stopped")
-    if _ended_within(running, GIVE_UP_S):
+    presses, deadline = running.presses, time.monotonic() + GIVE_UP_S
+    while not running.done and running.presses == presses and time.monotonic() < deadline:
+        # Once is not enough: code may swallow an interrupt, or make a new group meanwhile.
+        running.release(running.waiting, "the cell was stopped")
+        _ended_within(running, AGAIN_S)
+    if running.done:
         return
     states = running.where()
     for rank in running.waiting:
