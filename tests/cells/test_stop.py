@@ -1,0 +1,105 @@
+"""Stop and `--timeout`: step by step, each one line, until every rank is free; the next cells run on all ranks."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.cells.scenarios import AFTER, SETUP, check_after
+from tests.notebook import Notebook
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
+
+STUCK = {
+    "every rank waits for a message": "dist.recv(torch.ones(1), (rank + 1) % world_size)",
+    "different collectives": "if rank == 0:\n    dist.all_reduce(torch.ones(3))\nelse:\n    dist.barrier()",
+    "one in a loop": "while rank == 1:\n    time.sleep(0.01)\ndist.barrier()",
+    "a key of the store": "dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])).get('never')",
+    "backward under ddp": "model = ddl.prepare(torch.nn.Linear(8, 8))\nloss = model(torch.ones(2, 8)).sum()\n"
+    "time.sleep(60 * rank)\nddl.backward(loss)",
+}
+
+
+@pytest.fixture(scope="module")
+def ready(ranks2):
+    shown = ranks2.run(f"{SETUP}\nimport os\nddl.prepare(torch.nn.Linear(8, 8))")
+    assert shown.ename is None, shown.text
+    return ranks2
+
+
+def stop_once_it_runs(book: Notebook, code: str, *, presses: int = 1):
+    """Start a cell, and press Stop when all ranks have said that they are in it."""
+    cell = book.send(f"%%ddl\nprint('here', flush=True)\n{code}")
+    book.result(cell, 20, until=lambda shown: "[0-1] here" in shown.stdout)
+    for press in range(presses):
+        if press:
+            book.result(cell, 20, until=lambda shown: "interrupting" in shown.stderr)
+        book.interrupt()
+    began = time.monotonic()
+    return book.result(cell, 30), time.monotonic() - began
+
+
+@pytest.mark.parametrize("code", STUCK.values(), ids=STUCK.keys())
+def test_stop_frees_ranks_that_wait_in_different_places(ready, code):
+    shown, seconds = stop_once_it_runs(ready, code)
+    assert shown.ename == "KeyboardInterrupt", shown.text
+    assert seconds < 8
+    assert shown.stderr.count("interrupting rank") == 1, shown.stderr
+    check_after(ready.run(AFTER, timeout=20).text, 2)
+    for number in range(2):
+        assert f"[1] {number + 1}" in ready.run(f"%%ddl\n{number} + rank", timeout=5).text
+
+
+def test_a_second_press_hurries_and_corrupts_nothing(ready):
+    shown, seconds = stop_once_it_runs(ready, STUCK["every rank waits for a message"], presses=2)
+    assert shown.ename == "KeyboardInterrupt", shown.text
+    assert seconds < 4
+    assert "closing the collectives of ranks 0-1" in shown.stderr
+    check_after(ready.run(AFTER, timeout=20).text, 2)
+
+
+def test_a_timeout_takes_the_same_steps_and_says_where_each_rank_was(ready):
+    shown = ready.run("%%ddl --timeout 2\nif rank == 0:\n    dist.barrier()\nelse:\n    time.sleep(60)", timeout=20)
+    assert shown.ename == "CellError"
+    assert "stopped after 2 s, rank 0 in barrier, line 3; rank 1 in time.sleep(60), line 5" in shown.evalue
+    check_after(ready.run(AFTER, timeout=20).text, 2)
+
+
+def test_ranks_that_wait_for_one_that_has_ended_the_cell_are_freed(ready):
+    shown = ready.run("%%ddl\nif rank == 1:\n    ddl.barrier()", timeout=25)
+    assert shown.ename == "CellError"
+    assert "rank 1 in ddl.barrier, line 3 waited in vain: rank 0 ended the cell without it" in shown.evalue
+    assert 10 <= shown.seconds < 15
+    check_after(ready.run(AFTER, timeout=20).text, 2)
+
+
+def test_a_call_of_the_context_is_freed_from_ranks_that_are_in_another_collective(ready):
+    shown = ready.run("%%ddl\nif rank == 1:\n    ddl.all_gather(1)\nelse:\n    dist.barrier()", timeout=25)
+    assert shown.ename == "CellError"
+    assert "rank 1 in ddl.all_gather, line 3" in shown.evalue
+    check_after(ready.run(AFTER, timeout=20).text, 2)
+
+
+def test_stop_during_push_pull_and_a_stop_leaves_a_notebook_that_works(ready):
+    ready.run("%%ddl\nclass Slowly:\n    def __reduce__(self):\n        time.sleep(3)\n        return int, (7,)\nslow = Slowly()")
+    cell = ready.send("%ddl pull slow")
+    time.sleep(0.5)  # no sign tells that it has begun on the ranks
+    ready.interrupt()
+    assert ready.result(cell, 20).ename == "KeyboardInterrupt"
+    check_after(ready.run(AFTER, timeout=20).text, 2)
+
+
+def test_a_rank_in_code_that_nothing_interrupts_is_named_and_restart_mends_it(ready):
+    blocking = (
+        "import ctypes\nif rank == 1:\n    lock = ctypes.create_string_buffer(64)\n"
+        "    for _ in range(2):\n        ctypes.CDLL(None).pthread_mutex_lock(lock)"
+    )
+    shown, _ = stop_once_it_runs(ready, blocking)
+    assert "rank 1 does not answer, in line 7: ctypes.CDLL(None).pthread_mutex_lock(lock)" in shown.stderr
+    assert "rank 1 did not stop; %ddl restart" in shown.evalue
+    busy = ready.run("%%ddl\n1", timeout=5)
+    assert busy.ename == "BusyError"
+    assert "%ddl restart" in busy.evalue
+    assert ready.run("%ddl restart", timeout=60).ename is None
+    assert "[1] 2" in ready.run("%%ddl\nrank + 1", timeout=10).text
