@@ -103,8 +103,7 @@ def _find(name: str, path: str) -> torch.Tensor | None:
 def _described(leaf: Leaf) -> dict[str, Any]:
     value, what, text, vague, nbytes = leaf.value, type(leaf.value).__name__, "", False, 0
     if isinstance(value, torch.Tensor):
-        what, mark, text = _of_tensor(leaf, value)
-        nbytes = value.nbytes
+        what, mark, text, nbytes = _of_tensor(leaf, value)
     elif value is None and leaf.shape:
         what, mark = "nothing of it is here", ""
     elif isinstance(value, NAMED):
@@ -117,18 +116,18 @@ def _described(leaf: Leaf) -> dict[str, Any]:
             "vague": vague, "nbytes": nbytes}  # fmt: skip
 
 
-def _of_tensor(leaf: Leaf, tensor: torch.Tensor) -> tuple[str, str, str]:
-    """What a tensor is, its digest, and its value where it is a single number."""
+def _of_tensor(leaf: Leaf, tensor: torch.Tensor) -> tuple[str, str, str, int]:
+    """What a tensor is, its digest, its value where it is a single number, and the bytes that can be looked into."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     what = f"{dtype} {list(leaf.shape)}" + ("" if leaf.numpy else f" {_device(tensor)}")
     if tensor.layout != torch.strided:
-        return f"{what} {str(tensor.layout).removeprefix('torch.')}", _of_parts(tensor), ""
+        return f"{what} {str(tensor.layout).removeprefix('torch.')}", _of_parts(tensor), "", 0
     if tensor.is_meta or (tensor.numel() and not tensor.untyped_storage().nbytes()):
-        return f"{what} without storage", "", ""
+        return f"{what} without storage", "", "", 0
     if tensor.is_quantized:
-        return what, digest.of_tensor(tensor.int_repr()), ""
+        return what, digest.of_tensor(tensor.int_repr()), "", 0
     text = _number(tensor.item()) if tensor.numel() == 1 and not leaf.key else ""
-    return what, digest.of_tensor(tensor), text
+    return what, digest.of_tensor(tensor), text, tensor.nbytes
 
 
 def _of_parts(tensor: torch.Tensor) -> str:
@@ -188,4 +187,5 @@ def _head(value: Any, found: list[dict[str, Any]]) -> str:
     if isinstance(value, dict | list | tuple | set | frozenset):
         return f"{kind} of {len(value)}"
     only = found[0] if len(found) == 1 and not found[0]["path"] else None
-    return str(only["what"]) if only and only["nbytes"] and not isinstance(value, torch.Generator) else kind
+    tensor = only and only["what"] != kind and not isinstance(value, torch.Generator)
+    return str(only["what"]) if only and tensor else kind
