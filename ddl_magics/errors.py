@@ -6,6 +6,11 @@ few: one for each kind of thing that a caller may want to tell apart.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 class DDLError(Exception):
     """An error whose message is meant for the user.
@@ -56,7 +61,26 @@ class DebugError(DDLError):
 
 
 class RankDiedError(DDLError):
-    """A rank's process ended in the middle of the session."""
+    """A rank's process ended in the middle of the session.
+
+    Parameters
+    ----------
+    message
+        Which rank, how, and what that means.
+    title, lines
+        What the rank printed last; shown below the message.
+    """
+
+    def __init__(self, message: str, remedy: str = "", title: str = "", lines: Sequence[str] = ()) -> None:
+        super().__init__(message, remedy)
+        self._last = [title, *(f"    {line}" for line in lines)] if lines else []
+
+    def shown(self) -> list[str]:
+        """The message, and below it what the rank printed last."""
+        return [str(self), *self._last]
+
+    def _render_traceback_(self) -> list[str]:
+        return [*super()._render_traceback_(), *self._last]
 
 
 class RecoveryError(DDLError):

@@ -61,8 +61,7 @@ class Session:
         """Start the ranks; the same start again says what runs, a different one is an error."""
         screen = self._screen()
         if self._cells is not None:
-            if self._cells.dead() or self._cells.cluster.ended():
-                self._cells.check_ready()
+            self._cells.deaths.check()
             wanted, running = options.world_size(), self._cells.cluster.n
             if replace(options, n=wanted, strategy=None) == replace(self._options, n=running, strategy=None):
                 self._set_default(options)
@@ -92,6 +91,7 @@ class Session:
             raise
         self._options = replace(options, n=cluster.n)
         self._cells = Cells(cluster, self.runs)
+        self._cells.deaths.screen = screen
         self._foresight = Foresight([fact["local_rank"] for fact in cluster.facts])
         tell(f"{self._summary()}, {time.monotonic() - began:.1f} s")
         screen.write("stdout", "\n")
@@ -146,6 +146,7 @@ class Session:
         """End all ranks, verified gone."""
         screen = self._screen()
         cells = self.cells
+        cells.deaths.close()
         killed = to_the_end(cells.cluster.stop)
         cells.close()
         self._cells = None
@@ -167,6 +168,7 @@ class Session:
         """End the ranks without a word, when the kernel goes."""
         cells, self._cells = self._cells, None
         if cells and not self._options.keep:
+            cells.deaths.close()
             cells.cluster.stop()
             cells.close()
 
@@ -174,10 +176,11 @@ class Session:
         """Show a table of the ranks."""
         screen = self._screen()
         cells = self.cells
+        cells.deaths.check()
         answers = cells.cluster.client.answers("state", list(range(cells.cluster.n)), timeout=2.0)
         rows = []
         for fact in cells.cluster.facts:
-            state = answers.get(fact["rank"], {"state": "dead" if fact["rank"] in cells.dead() else "no answer"})
+            state = answers.get(fact["rank"], {"state": "no answer"})
             rows.append(StatusRow.of(fact, state))
         table.show_status(rows, screen)
 
@@ -188,7 +191,7 @@ class Session:
         self._check_rank(rank)
         n = cells.cluster.n
         answers = cells.cluster.client.answers("stack", list(range(n)), ANSWER_S)
-        answers |= {dead: {"state": "dead"} for dead in cells.dead()}
+        answers |= {dead: {"state": "dead"} for dead in cells.deaths.dead()}
         ended: set[int] = set()
         if cells.running and not cells.running.done:
             ended = set(cells.running.idle)
@@ -304,6 +307,7 @@ class Session:
         """Call a function of rank.transfer; an error of ours on a rank is raised as it was there, with the rank."""
         cluster = self.cells.cluster
         futures = cluster.client.call(f"ddl_magics.rank.transfer:{function}", args)
+        self.cells.deaths.await_answers(futures.values())
         return cluster.wait(futures, timeout=float("inf"))
 
     def _check_rank(self, rank: int | None) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
-from ddl_magics.errors import CellError, CellInterrupted, RankDiedError
+from ddl_magics.errors import CellError, CellInterrupted
 from ddl_magics.views.outputs import cause_in_words, fold_tracebacks, waits_in_words
 from ddl_magics.views.ranges import in_words
 
@@ -83,31 +82,3 @@ def _when_stopped(running: RunningCell) -> str:
         by_place.setdefault(f"{what}, line {state['line']}" if state["line"] else state["state"], []).append(rank)
     where = "; ".join(f"{in_words(ranks)} in {place}" for place, ranks in by_place.items())
     return f", {where}" if where else ""
-
-
-def death(dead: Sequence[int], printed: str) -> RankDiedError:
-    """Ranks' processes have ended: how, by the launcher's words, and what that means.
-
-    Parameters
-    ----------
-    dead
-        In the order in which it was noticed; empty when all ended at once, by somebody's hand.
-    printed
-        What the launcher printed: it knows the signal.
-    """
-    how = f"rank {dead[0]} died{how_it_ended(printed)}; the other ranks ended with it" if dead else (
-        "the ranks were ended from outside this notebook")  # fmt: skip
-    return RankDiedError(f"{how}, and variables on the ranks are lost", "%ddl restart starts them again")
-
-
-def how_it_ended(printed: str) -> str:
-    """Signal or exit code of a rank in the launcher's words (Open MPI 4 and 5, MPICH), with the usual cause."""
-    signalled = re.search(
-        r"(?:exited on|killed by|terminated by|EXIT STRING: [^(]*\()\s*signal (\d+)[: ]*\(?([\w ]+)?", printed
-    )
-    if signalled:
-        number, name = signalled.group(1), (signalled.group(2) or "").strip()
-        hint = {"9": ", often by the kernel for lack of memory", "11": ", a fault in C or C++ code"}.get(number, "")
-        return f" (signal {number}{' ' + name if name else ''}{hint})"
-    code = re.search(r"(?:Exit code:\s*|EXIT CODE: |exit code )(\d+)", printed, re.IGNORECASE)
-    return f" (exit code {code.group(1)})" if code else ""

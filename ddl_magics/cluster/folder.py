@@ -98,6 +98,15 @@ class ClusterFolder:
         card.controller = [Process(**process) for process in card.controller]  # type: ignore[arg-type]
         return card
 
+    def mark_stopped(self) -> None:
+        """Tell the notebook that its cluster is ended on purpose."""
+        (self.path / "stopped").touch(mode=0o600)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody ended the cluster on purpose, and not by the notebook."""
+        return (self.path / "stopped").exists() or not self.path.exists()
+
     def remove(self) -> None:
         """Delete the folder."""
         shutil.rmtree(self.path, ignore_errors=True)

@@ -24,6 +24,7 @@ def ask(folder: ClusterFolder, op: str, patience: float) -> dict[int, dict[str, 
 def stop(folder: ClusterFolder) -> list[int]:
     """End every process of a cluster, the ranks first; return the numbers of those that had to be killed."""
     card = folder.read_card()
+    folder.mark_stopped()
     killed = []
     for processes in (card.processes, card.controller):
         for process in processes:

@@ -107,6 +107,15 @@ class Spool:
                 sections.append(f"--- rank {each} ---\n{text}{end}")
         return "".join(sections)
 
+    def tail(self, rank: int, size: int = 4096) -> str:
+        """The end of what a rank printed, at most `size` bytes of it; empty where it printed nothing."""
+        try:
+            with self._path(rank, "log").open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - size))
+                return log.read().decode("utf-8", "replace")
+        except OSError:
+            return ""
+
     def cells(self, rank: int) -> list[int]:
         """The cells in which a rank printed."""
         index = self._path(rank, "index")
