@@ -121,6 +121,8 @@ class Outcome(Wire):
     """Of a released rank: what it waited in."""
     groups: dict[str, int] = field(default_factory=dict)
     """Collectives so far by process group: ranks that differ are out of step, also when nobody waits."""
+    memory: dict[str, int] = field(default_factory=dict)
+    """Bytes by kind where the cell failed, its frames still alive; see `Sample.memory`."""
     broken: bool = False
     """The process group on this rank must be made anew: its connections were closed."""
 

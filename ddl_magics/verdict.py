@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddl_magics.errors import CellError, CellInterrupted
+from ddl_magics.views import shortage
 from ddl_magics.views.outputs import cause_in_words, fold_tracebacks, waits_in_words
 from ddl_magics.views.ranges import in_words
 
@@ -37,7 +38,10 @@ def error_of(outcomes: Sequence[Outcome], stopped: Stopped, running: RunningCell
     released = [outcome for outcome in outcomes if outcome.status == "released"]
     if failed:  # also when the user then stopped the others: this is why they waited
         parts = [cause_in_words(failed), stuck or _freed(released)]
-        return CellError("; ".join(filter(None, parts)), restart, tracebacks=_tracebacks(failed, running))
+        shown = [_tracebacks(failed, running)]
+        if any(outcome.ename in shortage.ERRORS for outcome in failed):
+            shown.append(shortage.memory_table(outcomes))
+        return CellError("; ".join(filter(None, parts)), restart, tracebacks="\n\n".join(filter(None, shown)))
     if stopped == "user" or any(outcome.status == "interrupted" for outcome in outcomes):
         return CellInterrupted(f"{stuck}; {restart}" if stuck else "the cell was stopped on every rank")
     if released:

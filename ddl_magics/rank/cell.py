@@ -120,6 +120,7 @@ class Runner:
             failed_at=time.time(),
             waiting=waiting if status == "released" else None,
             groups=counts,
+            memory=self.context.memory(),
             broken=self.rescue.broken or status == "released",
         )
 
