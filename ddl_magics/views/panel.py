@@ -54,12 +54,17 @@ class Panel:
         Where the cell's output goes.
     clock
         Unix seconds, the clock of `history`.
+    quiet
+        Draw nothing; only say who waits for whom in vain.
     """
 
-    def __init__(self, history: History, screen: Screen, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, history: History, screen: Screen, clock: Callable[[], float] = time.time, *, quiet: bool = False
+    ) -> None:
         self._history = history
         self._screen = screen
         self._clock = clock
+        self._quiet = quiet
         self._surface: Surface | None = None
         self._next = 0.0
 
@@ -74,7 +79,7 @@ class Panel:
             return
         began = time.monotonic()
         if self._surface is None:
-            self._surface = surface_for(self._screen)
+            self._surface = QuietSurface(self._screen) if self._quiet else surface_for(self._screen)
         self._surface.draw(self._history.view(now))
         cost = time.monotonic() - began
         self._next = now + max(self._surface.interval, cost / SHARE)
@@ -83,7 +88,7 @@ class Panel:
         """Leave the still picture; nothing where the cell was too short for one."""
         now = self._clock()
         if self._surface is None:
-            if not self._worth_showing(now):
+            if self._quiet or not self._worth_showing(now):
                 return
             self._surface = surface_for(self._screen)
         self._surface.freeze(self._history.view(now))
@@ -168,19 +173,32 @@ class TerminalSurface:
         self._screen.write("stdout", (f"{row}\n" if row else "") + ansi(panel_lines(view)) + "\n")
 
 
-class PlainSurface:
-    """A line now and then where nothing can be redrawn, and the picture at the end.
-
-    Who waits for whom in vain is a line of its own, once for each situation.
-    """
+class QuietSurface:
+    """No picture: a line when ranks wait in vain, once for each situation."""
 
     interval = 1.0
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
+        self._told: set[tuple[object, ...]] = set()
+
+    def draw(self, view: RunView) -> None:
+        for situation in situations(view):
+            if situation.key not in self._told:
+                self._told.add(situation.key)
+                self._screen.write("stderr", f"{sentence(situation, len(view.ranks))}; {ADVICE}\n")
+
+    def freeze(self, view: RunView) -> None:
+        """Nothing stays but the lines."""
+
+
+class PlainSurface(QuietSurface):
+    """Also a line now and then where nothing can be redrawn, and the picture at the end."""
+
+    def __init__(self, screen: Screen) -> None:
+        super().__init__(screen)
         self._next = 0.0
         """Seconds of the run at which the next line is due."""
-        self._told: set[tuple[object, ...]] = set()
 
     def draw(self, view: RunView) -> None:
         elapsed = view.progress.elapsed
@@ -188,10 +206,7 @@ class PlainSurface:
             self._screen.write("stdout", status_line(view) + "\n")
             # Every 5 s in the first minute, then ever more seldom: a run of ten hours gets about a hundred lines.
             self._next = elapsed + max(5.0, elapsed / 12)
-        for situation in situations(view):
-            if situation.key not in self._told:
-                self._told.add(situation.key)
-                self._screen.write("stderr", f"{sentence(situation, len(view.ranks))}; {ADVICE}\n")
+        super().draw(view)
 
     def freeze(self, view: RunView) -> None:
         self._screen.display(still_picture(view))

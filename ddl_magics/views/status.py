@@ -7,8 +7,10 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Self
 
 from ddl_magics.views import format as fmt
+from ddl_magics.views.holdups import called
 from ddl_magics.views.palette import STATES
 from ddl_magics.views.standing import cut
+from ddl_magics.waits import waiting_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -60,11 +62,14 @@ class StatusRow:
     """How long it has been in that state."""
     line: int | None
     source: str
+    collective: str = ""
+    """In which it waits."""
 
     @classmethod
     def of(cls, fact: Mapping[str, Any], state: Mapping[str, Any]) -> Self:
         """From what the rank was at the start (rank, host, pid, device) and what it answers now."""
         memory = state.get("memory", {})
+        waiting = waiting_of(state)
         return cls(
             rank=fact["rank"],
             host=fact["host"],
@@ -76,6 +81,7 @@ class StatusRow:
             seconds=state.get("seconds"),
             line=state.get("line"),
             source=state.get("source") or "",
+            collective=called(waiting) if waiting else "",
         )
 
     def texts(self) -> list[str]:
@@ -83,11 +89,12 @@ class StatusRow:
         memory = fmt.NOTHING
         if self.memory:
             memory = fmt.size(self.memory) + (f" of {fmt.size(self.capacity)}" if self.capacity else "")
+        state = f"{self.state} in {self.collective}" if self.collective else self.state
         seconds = f" {fmt.waited(self.seconds)}" if self.seconds is not None and self.seconds >= 1 else ""
         line = ""
         if self.line is not None and self.state != "idle":
             line = f"{self.line}: {cut(self.source)}" if self.source.strip() else str(self.line)
-        return [str(self.rank), self.host, str(self.pid), self.device, memory, self.state + seconds, line]
+        return [str(self.rank), self.host, str(self.pid), self.device, memory, state + seconds, line]
 
 
 def status_html(rows: Sequence[StatusRow]) -> str:

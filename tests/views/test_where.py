@@ -12,6 +12,7 @@ from ddl_magics.telemetry.history import History, RankInfo, RunInfo
 from ddl_magics.views.panel import Panel, still_picture
 from ddl_magics.views.panel_html import panel_html
 from ddl_magics.views.standing import ADVICE
+from ddl_magics.views.status import StatusRow, status_lines
 from ddl_magics.views.text import panel_text, plain, status_line
 from ddl_magics.views.where import ANSWER_S, where, where_html, where_lines
 from tests.views.simulated import history
@@ -259,3 +260,24 @@ def test_a_panel_of_512_ranks_that_wait_for_one_is_small():
     html = panel_html(view)
     assert len(html) < 40_000
     assert "ranks 0,2-511 wait" in words(html)
+
+
+def test_a_quiet_panel_draws_nothing_and_still_says_who_waits_in_vain():
+    screen, clock = Screen(), [1199.0]
+    screen.display = lambda *_, **__: screen.told.append(("picture", ""))
+    running = run(5.0)
+    panel = Panel(running, screen, lambda: clock[0], quiet=True)
+    for second in range(60):
+        clock[0] = 1199.0 + second
+        panel.tick()
+    panel.freeze()
+    ((name, text),) = screen.told
+    assert name == "stderr"
+    assert "for rank 1, which is in time.sleep (line 9)" in text
+
+
+def test_the_table_of_the_ranks_names_the_collective():
+    fact = {"rank": 0, "host": "n1", "pid": 7, "device": "cpu"}
+    shown = plain(status_lines([StatusRow.of(fact, waits()), StatusRow.of(fact, sleeps())]))
+    assert "waiting in all_reduce 34 s" in shown
+    assert "running 35 s" in shown
