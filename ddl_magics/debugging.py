@@ -88,7 +88,7 @@ class Conversation:
     pump
         Waits a moment for news of the ranks, and takes it.
     chosen
-        The ranks to ask first; none: the first that stopped.
+        The ranks to ask first; none: the first that stopped, of several at once the lowest.
     """
 
     def __init__(self, running: RunningCell, screen: Screen, pump: Callable[[], None], chosen: Chosen = None) -> None:
@@ -147,7 +147,7 @@ class Conversation:
             wanted = ready if self._wanted == "all" else [rank for rank in self._wanted if rank in ready]
             self._prompt.chosen, self._wanted = tuple(sorted(wanted)), None
         staying = [rank for rank in self._prompt.chosen if rank in ready]
-        self._prompt.chosen = tuple(staying or ready[:1])
+        self._prompt.chosen = tuple(staying or [min(ready)])
 
     def _tell(self) -> None:
         """Say who has stopped where since the last time, and who waits."""

@@ -1,16 +1,21 @@
 """The debugger's commands, without ranks: what a line gives, which frame comes first, and where a step stops."""
 
+# ruff: noqa: T100 - a debugger is under test
+
 from __future__ import annotations
 
 import ast
 import gc
 import linecache
+import pdb
 import sys
 import textwrap
+import threading
 
 import pytest
 import torch
 
+from ddl_magics.rank.breakpoints import Breakpoints
 from ddl_magics.rank.debugger import MOST, Commands, FailedFrames, from_first, is_own
 from ddl_magics.rank.postmortem import out_of_memory
 from ddl_magics.rank.stepper import Stepper
@@ -267,3 +272,71 @@ def test_after_the_cell_nothing_is_traced_and_no_frame_is_held():
     gc.collect()  # the two above refer to one another
     assert namespace["watch"]() is None
     assert Program().stepper.breaks == {}
+
+
+class FakeRank:
+    """What breakpoints need of a rank: it types lines, and keeps what is published."""
+
+    def __init__(self, *lines):
+        self.lines = list(lines)
+        self.published = []
+        self.stopped = False
+        self.user_ns = {}
+        self.shell = self
+        self.breakpoints = Breakpoints(self, self)
+
+    def publish(self, kind, content):
+        self.published.append((kind, content))
+        if kind in {"ddl_stopped", "ddl_debug"}:
+            assert self.breakpoints.command(len(self.published), self.lines.pop(0))
+
+
+@pytest.mark.parametrize("stop", [breakpoint, pdb.set_trace], ids=["breakpoint()", "pdb.set_trace()"])
+def test_a_rank_stops_serves_lines_and_goes_on(stop):
+    rank = FakeRank("p value", "c")
+    with rank.breakpoints.served():
+        value = 7
+        breakpoint() if stop is breakpoint else pdb.set_trace()
+        value += 1
+    kinds = [kind for kind, _ in rank.published]
+    assert kinds == ["ddl_stopped", "ddl_debug", "ddl_resumed"]
+    assert rank.published[0][1]["text"].endswith("-> value += 1\n")
+    assert rank.published[1][1]["text"] == "7\n"
+    assert not rank.breakpoints.command(9, "p value")
+
+
+def test_outside_cells_python_stops_as_it_did_before():
+    before = sys.breakpointhook, pdb.set_trace, sys.gettrace()
+    rank = FakeRank()
+    with rank.breakpoints.served():
+        assert sys.breakpointhook != before[0]
+        rank.user_ns["__return__"] = rank.user_ns["__exception__"] = object()
+    assert (sys.breakpointhook, pdb.set_trace, sys.gettrace()) == before
+    assert rank.user_ns == {}
+
+
+def test_a_hook_that_a_program_sets_is_left_alone(monkeypatch):
+    called = []
+    rank = FakeRank()
+    monkeypatch.setattr(sys, "breakpointhook", lambda: called.append(1))
+    with rank.breakpoints.served():
+        breakpoint()
+    assert called == [1]
+
+
+def test_the_variable_that_switches_breakpoints_off_is_respected(monkeypatch):
+    monkeypatch.setenv("PYTHONBREAKPOINT", "0")
+    rank = FakeRank()
+    with rank.breakpoints.served():
+        breakpoint()
+    assert rank.published == []
+
+
+def test_another_thread_is_passed_over(capsys):
+    rank = FakeRank()
+    with rank.breakpoints.served():
+        thread = threading.Thread(target=breakpoint)
+        thread.start()
+        thread.join()
+    assert rank.published == []
+    assert "passed over" in capsys.readouterr().err
