@@ -188,10 +188,10 @@ class Session:
         """Show where every rank is, or one, also while a cell runs in the background; `full`: every frame."""
         screen = self._screen()
         cells = self.cells
+        cells.deaths.check()
         self._check_rank(rank)
         n = cells.cluster.n
         answers = cells.cluster.client.answers("stack", list(range(n)), ANSWER_S)
-        answers |= {dead: {"state": "dead"} for dead in cells.deaths.dead()}
         ended: set[int] = set()
         if cells.running and not cells.running.done:
             ended = set(cells.running.idle)
@@ -249,8 +249,11 @@ class Session:
         """Open the debugger's prompt on ranks, or execute commands there."""
         cells = self.cells
         running = cells.running
-        if cells.background and running and running.stopped and not commands:
-            debugging.converse_beside(running, ranks, self._screen())
+        if cells.background and running and running.stopped:
+            if commands:
+                debugging.command_beside(running, ranks, commands, self._screen())
+            else:
+                debugging.converse_beside(running, ranks, self._screen())
             return
         cells.check_ready()
         for rank in ranks or () if ranks != "all" else ():
