@@ -14,6 +14,7 @@ from ddl_magics.errors import DebugError
 from ddl_magics.prompt import HELP, Prompt, cannot_ask, labelled
 from ddl_magics.views.outputs import waits_in_words
 from ddl_magics.views.ranges import in_words
+from ddl_magics.views.screen import TerminalScreen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -113,8 +114,9 @@ class Conversation:
             The front end cannot ask.
         """
         panel = self._running.panel
-        if self._screen.kind == "terminal":  # a live panel and a prompt cannot share the end of a terminal
+        if isinstance(self._screen, TerminalScreen):
             self._running.panel = None
+            self._screen.put_live_aside()
         try:
             while self._settle():
                 self._choose()
@@ -239,17 +241,30 @@ def ask(
 
 def converse_beside(running: RunningCell, wanted: Chosen, screen: Screen) -> None:
     """Open the prompt on stopped ranks of a cell that another thread follows; `quit` and Stop end that cell."""
-
-    def pump() -> None:
-        time.sleep(0.05)
-
-    conversation = Conversation(running, screen, pump, wanted)
+    conversation = Conversation(running, screen, _wait_beside, wanted)
     try:
         while not conversation.left and not running.done:
             conversation.hold()
-            pump()  # a step of all ranks may be under way
+            _wait_beside()  # a step of all ranks may be under way
     except KeyboardInterrupt:
         running.presses += 1
+
+
+def command_beside(running: RunningCell, wanted: Chosen, commands: Sequence[str], screen: Screen) -> None:
+    """Execute commands on stopped ranks of a cell that another thread follows, without a prompt."""
+    stopped = list(running.stopped)
+    chosen = stopped[:1] if wanted is None else stopped if wanted == "all" else list(wanted)
+    absent = set(chosen) - set(stopped)
+    if absent:
+        raise DebugError(f"{in_words(absent)} did not stop at a breakpoint, {in_words(stopped)} did")
+    for line in commands:
+        ranks = stopped if line in ALL_GO_ON else chosen
+        screen.write("stdout", labelled(ask(running, ranks, line, _wait_beside)))
+
+
+def _wait_beside() -> None:
+    """Another thread takes the news."""
+    time.sleep(0.05)
 
 
 def stops_in_words(running: RunningCell) -> str:

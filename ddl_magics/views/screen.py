@@ -100,6 +100,15 @@ class TerminalScreen:
         stream.write(text)
         stream.flush()
 
+    def put_live_aside(self) -> None:
+        """Take the live panel off the terminal, so that a prompt can be there; the next picture brings it back."""
+        live, self.live = self.live, None
+        if live is None:
+            return
+        live.stop()
+        row, self.row = self.row, ""
+        self.write("stdout", f"{row}\n" if row else "")
+
     def _above(self, live: Live, text: str) -> None:
         from rich.text import Text
 
