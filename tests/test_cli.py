@@ -47,6 +47,7 @@ def test_a_terminal_sees_and_ends_ranks_while_a_cell_blocks_the_kernel():
         wait_for(lambda: alive(pids) == [], 5, "processes of the cluster")
         shown = book.result(cell, 20)
         assert shown.ename == "RankDiedError"
+        assert "the ranks were stopped from outside this notebook, by ddl-magics stop" in shown.evalue
         restarted = book.run("%ddl restart", timeout=90)
         assert restarted.ename is None, restarted.text
         assert "[1] 1" in book.run("%%ddl\nrank").text

@@ -42,8 +42,9 @@ class Ending:
     def in_words(self, memory: str = "") -> str:
         """Say it, with the likely cause. `memory`: evidence that the system lacked memory, empty without."""
         if self.signal is not None:
-            name = signal.strsignal(self.signal) or "unknown"
-            cause = CAUSES.get(signal.Signals(self.signal)) if self.signal in list(signal.Signals) else None
+            known = self.signal in list(signal.Signals)
+            name = signal.strsignal(self.signal) if known else "unknown"
+            cause = CAUSES.get(signal.Signals(self.signal)) if known else None
             if self.signal == signal.SIGKILL and memory:
                 cause = f"the system killed it for lack of memory, {memory}"
             return f"signal {self.signal} {name}" + (f": {cause}" if cause else "")
@@ -61,7 +62,7 @@ WORDS: tuple[tuple[str, str], ...] = (
     (r"MPI_ABORT was invoked on rank (?P<rank>\d+).*?Errorcode: (?P<abort>-?\d+)", "Open MPI"),
     (r"application called MPI_Abort\([^,]*, (?P<abort>-?\d+)\) - process (?P<rank>\d+)", "MPICH"),
     (r"process rank (?P<rank>\d+) with PID \d+ on node \S+\s+exited on\s+signal (?P<signal>\d+)", "Open MPI"),
-    (r"Process name:\s*\[[^]\n]*?(?P<rank>\d+)\]\s*Exit code:\s*(?P<code>\d+)", "Open MPI"),
+    (r"Process name:\s*\[\S*?(?P<rank>\d+)\]\s*Exit code:\s*(?P<code>\d+)", "Open MPI"),
     (r"EXIT STRING: [^(\n]*\(signal (?P<signal>\d+)\)", "MPICH"),
     (r"(?:killed by|terminated by|exited on)\s+signal (?P<signal>\d+)", "others"),
     (r"EXIT CODE: (?P<code>\d+)", "MPICH"),

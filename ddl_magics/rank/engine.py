@@ -147,7 +147,14 @@ def main() -> None:
     threading.Thread(target=_import_early, name="import torch", daemon=True).start()
     threads_keep_their_cell()
     app.Kernel = RankKernel
-    app.main()
+    try:
+        app.main()
+    except RuntimeError as error:
+        if "Event loop stopped" not in str(error):
+            raise
+        # A signal asked it to end: under MPI that is how a rank goes when another one has died. No traceback of this
+        # belongs below the user's cell; the code is the one that a shell gives for SIGTERM, and mpi4py hands it on.
+        sys.exit(143)
 
 
 if __name__ == "__main__":
