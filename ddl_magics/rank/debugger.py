@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import inspect
 import io
 import pdb  # noqa: T100 - it is what this module is about
@@ -24,10 +25,8 @@ if TYPE_CHECKING:
 MOST = 100_000
 """Characters of one answer; a list of a million numbers should not fill the notebook."""
 
-PASSED = ("torch", "deepspeed", "axonn", "ddl_magics", "IPython", "ipykernel", "ipyparallel")
-"""`step` passes through their code, up to code of the user that they call."""
 
-
+@functools.cache  # a step asks at every line
 def is_own(filename: str) -> bool:
     """Whether a file is the user's: a cell's or one of their modules, not an installed library's and none of ours."""
     return not filename.startswith(("<", *LIBRARIES))
@@ -53,8 +52,7 @@ class Commands(pdb.Pdb):
 
     def __init__(self, name_of: Callable[[str], str]) -> None:
         self.text = io.StringIO()
-        skip = [pattern for name in PASSED for pattern in (name, f"{name}.*")]
-        super().__init__(stdin=io.StringIO(), stdout=self.text, skip=skip, nosigint=True, readrc=False)
+        super().__init__(stdin=io.StringIO(), stdout=self.text, nosigint=True, readrc=False)
         self.name_of = name_of
 
     def execute(self, line: str) -> tuple[str, bool]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ddl_magics.rank.debugger import Commands
+from ddl_magics.rank.debugger import Commands, is_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,7 +36,8 @@ class Stepper(Commands):
         super().__init__(name_of)
         self._is_cell = is_cell
         self._serve = serve
-        self._skip = self.skip
+        self._passes_libraries = True
+        """`step` stops in code of the user only, also in what a library calls."""
         self._fresh = False
         """`breakpoint()` was called, and the program has not stopped yet."""
         self._until = 0
@@ -44,9 +45,7 @@ class Stepper(Commands):
 
     def begin(self, frame: FrameType) -> None:
         """Stop in this frame, as soon as it goes on."""
-        self.skip = self._skip
-        if self.is_skipped_module(frame.f_globals.get("__name__", "")):
-            self.skip = None  # somebody looks into a library
+        self._passes_libraries = is_own(frame.f_code.co_filename)  # else somebody looks into one
         self._fresh, self._until = True, 0
         traced = list(outwards(frame))
         cell = [at for at, f in enumerate(traced) if self._is_cell(f.f_code.co_filename)]
@@ -75,6 +74,12 @@ class Stepper(Commands):
             self._serve(self, frame)
         finally:
             self.forget()
+
+    def stop_here(self, frame: FrameType) -> bool:
+        """Whether a step ends in this frame."""
+        if self._passes_libraries and frame is not self.stopframe and not is_own(frame.f_code.co_filename):
+            return False
+        return super().stop_here(frame)
 
     def dispatch_call(self, frame: FrameType, arg: Any) -> Any:
         """A function is called: of interest is what the cell calls, and the next statement of the cell."""

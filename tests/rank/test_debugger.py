@@ -224,6 +224,12 @@ def test_steps_go_from_statement_to_statement_of_the_cell(lines, stops):
     assert namespace["c"] == 6
 
 
+def test_a_step_passes_through_a_library_to_the_code_that_it_calls():
+    program = Program("s", "s", "s", "n", "c")
+    program.run("import functools\ndef key(x):\n    return -x\nstop()\nfunctools.reduce(max, map(key, [1]))\nx = 1\n")
+    assert program.lines_stopped_at == [4, 5, 2, 3, 3]
+
+
 def test_a_breakpoint_in_the_last_line_stops_there():
     program = Program("p x", "c")
     program.run("x = 3\nif x:\n    stop()\n")
