@@ -111,7 +111,7 @@ def _described(leaf: Leaf) -> dict[str, Any]:
         mark = digest.of_text(text + _code(value))
     else:
         mark, exact = digest.of_value(value)
-        text, vague = _short(value), not exact
+        text, vague = _short(value) if exact else "", not exact
     return {"path": leaf.path, "kind": leaf.kind, "key": leaf.key, "what": what, "digest": mark, "text": text,
             "vague": vague, "nbytes": nbytes}  # fmt: skip
 

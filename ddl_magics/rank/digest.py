@@ -90,8 +90,9 @@ def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     size = READ // tensor.element_size()
     if tensor.is_contiguous() or tensor.nbytes <= READ:
         yield from torch.split(tensor.reshape(-1), size) if tensor.numel() else ()
-    elif tensor.dim() == 1:
-        yield from (part.contiguous() for part in torch.split(tensor, size))
+    elif tensor[0].nbytes <= READ:
+        for rows in torch.split(tensor, max(1, READ // max(1, tensor[0].nbytes))):
+            yield rows.reshape(-1)
     else:
         for row in tensor.unbind(0):
             yield from _pieces(row)
