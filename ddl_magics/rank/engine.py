@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextvars
 import os
+import sys
 import threading
 from functools import partial
 from typing import Any
