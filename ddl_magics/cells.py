@@ -191,7 +191,7 @@ class Cells:
             spool=self.spool,
             history=history,
             folder=folder_for(screen, ranks, options.output),
-            panel=Panel(history, screen) if options.panel else None,
+            panel=Panel(history, screen, quiet=not options.panel),
             mended_after=self.health.mended_after,
         )
         self._by_stream[id(stream)] = self.running

@@ -42,7 +42,7 @@ def join(wire: dict[str, Any], host: str, port: int) -> dict[str, Any]:
     import torch.distributed as dist
 
     from ddl_magics.protocol import World
-    from ddl_magics.rank import collectives, device, group
+    from ddl_magics.rank import device, group
     from ddl_magics.rank.cell import Runner
     from ddl_magics.rank.completion import page_in_output
     from ddl_magics.rank.context import Context
@@ -69,7 +69,7 @@ def join(wire: dict[str, Any], host: str, port: int) -> dict[str, Any]:
         "interrupt": rescue.interrupt,
         "debug": kernel.runner.breakpoints.command,
     }
-    return {"device": world.device, "backend": dist.get_backend(), "groups": collectives.counts()}
+    return {"device": world.device, "backend": dist.get_backend(), "groups": group.counts()}
 
 
 def recover(occasion: str) -> dict[str, Any]:
@@ -85,9 +85,9 @@ def recover(occasion: str) -> dict[str, Any]:
 
     runner = this_kernel().runner
     runner.forget_failure()
-    before = len(collectives.counts())
+    before = collectives.number_of_groups()
     group.reopen_group(occasion)
     runner.rescue.broken = False
     told: dict[str, Any] = runner.context.recover()
-    counts = collectives.counts()
-    return told | {"groups": counts, "lost_groups": max(0, before - len(counts))}
+    lost = max(0, before - collectives.number_of_groups())
+    return told | {"groups": group.counts(), "lost_groups": lost}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddl_magics.errors import DDLError
 from ddl_magics.protocol import CellRequest, Outcome, Status, Waiting
-from ddl_magics.rank import collectives
+from ddl_magics.rank import collectives, group
 from ddl_magics.rank.breakpoints import Breakpoints
 from ddl_magics.rank.engine import RankKernel, is_cell_file
 from ddl_magics.rank.postmortem import PostMortem
@@ -102,7 +102,7 @@ class Runner:
         return {"status": "error", "execution_count": self.kernel.shell.execution_count, **content}
 
     def _outcome(self, reply: dict[str, Any], seconds: float) -> Outcome:
-        counts = collectives.counts()
+        counts = group.counts()
         if reply["status"] == "ok":
             return Outcome(self.sampler.rank, "ok", seconds, groups=counts, broken=self.rescue.broken)
         error = getattr(sys, "last_value", None)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import time
 import traceback
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed import distributed_c10d as c10d
@@ -44,10 +44,23 @@ def under_way(frame: FrameType | None = None) -> Waiting | None:
     return _on_stack(frame)
 
 
-def counts() -> dict[str, int]:
-    """Collectives so far, by name of the process group: in step, all ranks of a group have the same."""
-    groups = c10d._world.pg_names if c10d._world.default_pg is not None else {}
-    return {name: int(cast("Any", group)._get_sequence_number_for_group()) for group, name in groups.items()}
+def counts(since: float = 0.0) -> dict[str, int]:
+    """Collectives so far, by name of the process group: in step, all ranks of a group have the same.
+
+    `since`: Unix time at which the present groups began, since names return. A group whose last collective has left
+    the ring is left out. Not torch's own sequence number: in gloo that counts messages, which only two ranks have.
+    """
+    told: dict[str, int] = {}
+    for entry in _entries():
+        if entry["time_created_ns"] / 1e9 >= since and not entry["is_p2p"]:
+            name = str(entry["process_group"][0])
+            told[name] = max(told.get(name, 0), int(entry["collective_seq_id"]))
+    return told
+
+
+def number_of_groups() -> int:
+    """How many process groups this rank is in."""
+    return len(c10d._world.pg_map)
 
 
 def name_in(trace: TracebackType | None) -> str:
@@ -84,10 +97,18 @@ def _ranks_of(name: str) -> tuple[int, ...]:
 
 
 def _on_stack(frame: FrameType | None) -> Waiting | None:
-    for function in filter(None, map(_function_of_torch, _outwards(frame))):
+    for one in _outwards(frame):
+        function = _function_of_torch(one)
         if function in POINT_TO_POINT | RENDEZVOUS:
-            return Waiting(name=function)
+            return Waiting(name=function, group=_ends(one))
     return None
+
+
+def _ends(frame: FrameType) -> tuple[int, ...]:
+    """Both ends of a message, where its call names the other one; empty where it does not."""
+    arguments = frame.f_locals
+    peer = next((arguments[name] for name in ("dst", "src") if isinstance(arguments.get(name), int)), None)
+    return () if peer is None or c10d._world.default_pg is None else tuple(sorted({c10d.get_rank(), peer}))
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:

@@ -24,7 +24,7 @@ import torch.distributed.nn.functional  # keeps the default group of its first i
 from torch.distributed import distributed_c10d as c10d
 
 from ddl_magics.errors import UsageOnRankError
-from ddl_magics.rank import environment, pairs
+from ddl_magics.rank import collectives, environment, pairs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +50,8 @@ class Opened:
     backend: str
     generation: int
     overlay: environment.Overlay
+    at: float = field(default_factory=time.time)
+    """Unix time at which it was opened."""
     inits: int = 0
     """How often a program made the group again within this generation."""
     adopted: bool = False
@@ -241,6 +243,11 @@ def reopen_where_all_lost_it(occasion: str, patience: float = 10.0) -> None:
 def generation() -> int:
     """Count of groups made in this process; what a strategy keeps is of one generation."""
     return _generation
+
+
+def counts() -> dict[str, int]:
+    """Collectives so far in each group of this generation, see `collectives.counts`."""
+    return {} if _opened is None else collectives.counts(_opened.at)
 
 
 def is_open() -> bool:

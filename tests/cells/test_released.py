@@ -48,6 +48,17 @@ def test_the_same_through_nbclient(tmp_path):
     assert "2 ranks stopped" in notebook.cells[-1].outputs[0].text
 
 
+def test_a_lack_of_memory_shows_what_every_rank_held(ready):
+    scenario = next(scenario for scenario in SCENARIOS if scenario.name == "out of memory")
+    shown = ready.run("%%ddl\nbig = torch.ones(2_000_000 * (rank + 1))\n" + scenario.cell().partition("\n")[2])
+    table = shown.traceback[shown.traceback.index("Memory when the cell ended on each rank") :].splitlines()
+    assert table[1].split()[:3] == ["rank", "other", "total"]
+    assert [line.split()[0] for line in table[2:4]] == ["0", "1"]
+    held = [float(line.split()[2]) for line in table[2:4]]
+    assert held[1] > held[0] + 5
+    check_after(ready.run(AFTER).text, 2)
+
+
 def test_two_ranks_that_fail_differently_are_both_shown_the_first_in_time_first(ready):
     shown = ready.run(
         "%%ddl\nif rank == 0:\n    time.sleep(0.2)\n    raise KeyError('second')\nraise ValueError('first')"
@@ -86,7 +97,8 @@ def test_a_group_that_is_gone_is_named_when_it_is_used(ready):
 def test_a_recovery_that_fails_on_one_rank_is_told_and_tried_again(ready):
     ready.run(
         "%%ddl\nfrom ddl_magics.rank import group\nreopen = group.reopen_group\ndef broken(occasion):\n"
-        "    group.reopen_group = reopen\n    raise RuntimeError('not now')\nif rank == 1:\n    group.reopen_group = broken"
+        "    group.reopen_group = reopen\n    raise RuntimeError('not now')\n"
+        "if rank == 1:\n    group.reopen_group = broken"
     )
     ready.run(SCENARIOS[0].cell())
     shown = ready.run(AFTER, timeout=20)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.cells.scenarios import AFTER, SETUP, check_after
-from tests.notebook import Notebook
+
+if TYPE_CHECKING:
+    from tests.notebook import Notebook
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
 
@@ -82,7 +85,9 @@ def test_a_call_of_the_context_is_freed_from_ranks_that_are_in_another_collectiv
 
 
 def test_stop_during_push_pull_and_a_stop_leaves_a_notebook_that_works(ready):
-    ready.run("%%ddl\nclass Slowly:\n    def __reduce__(self):\n        time.sleep(3)\n        return int, (7,)\nslow = Slowly()")
+    ready.run(
+        "%%ddl\nclass Slowly:\n    def __reduce__(self):\n        time.sleep(3)\n        return int, (7,)\nslow = Slowly()"
+    )
     cell = ready.send("%ddl pull slow")
     time.sleep(0.5)  # no sign tells that it has begun on the ranks
     ready.interrupt()
