@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ANSWER_S = 0.25
 """Seconds that rank 0 has to answer."""
 
-CELL = re.compile(r"%%ddl(?![^\s])[^\n]*\n")
+CELL = re.compile(r"\s*%%ddl(?!\S)[^\n]*\n")
 """The first line of a cell that runs on the ranks."""
 
 
@@ -132,4 +132,5 @@ class CellCompletion:
 
 def in_cell(code: str, cursor: int) -> bool:
     """Whether the cursor is in code that runs on the ranks."""
-    return bool(CELL.match(code)) and cursor > code.index("\n")
+    line = CELL.match(code)
+    return line is not None and cursor >= line.end()

@@ -37,10 +37,8 @@ Completion = tuple[int, int, str, str, str]
 
 
 def complete(code: str, cursor: int) -> list[Completion]:
-    """Completions in a cell at `cursor`, its first line being the magic's."""
+    """Completions in a cell at `cursor`, below the line of the magic."""
     body = _without_magic(code)
-    if cursor < body.find("\n") + 1:
-        return []
     shell = this_kernel().shell
     shell.Completer.use_jedi = False
     with provisionalcompleter():
@@ -53,8 +51,8 @@ def complete(code: str, cursor: int) -> list[Completion]:
 
 
 def _without_magic(code: str) -> str:
-    """The cell with its first line as a comment of the same length."""
-    return "#" + code[1:]
+    """The cell with the magic's line as a comment of the same length."""
+    return code.replace("%%", "#%", 1)
 
 
 def _plain(code: str, completion: Any) -> Completion:

@@ -41,6 +41,7 @@ def inspect(book, code):
     ("code", "expected", "replaced"),
     [
         ("%%ddl\nmod", "model", "mod"),
+        ("\n%%ddl\nmod", "model", "mod"),
         ("%%ddl --strategy ddp\nfor x in y:\n    hel", "helper", "hel"),
         ("%%ddl\nmodel[0].wei", "weight", "wei"),
         ("%%ddl\nprint(model.state_d", "state_dict", "state_d"),
