@@ -53,15 +53,13 @@ def error_of(outcomes: Sequence[Outcome], stopped: Stopped, running: RunningCell
 
 def _closed(released: Sequence[Outcome], running: RunningCell) -> CellError:
     """Nobody failed or stopped the cell, and yet connections were closed: of a group that is gone, most likely."""
-    said = f"the connections between the ranks were closed; {_freed(released)}"
-    remedy = ""
-    if running.mended_after:
-        said = f"a process group of before In[{running.mended_after}] was used, which went when that failed"
-        remedy = (
-            "Make it again, with what was built on it (dist.new_group, DistributedDataParallel, deepspeed.initialize); "
-            "models of ddl.prepare go on by themselves"
-        )
-    return CellError(said, remedy, _tracebacks(released, running))
+    remedy = (
+        f"A process group from before In[{running.mended_after}] went when that failed: make it again, with what was "
+        "built on it (dist.new_group, DistributedDataParallel, deepspeed.initialize); models of ddl.prepare go on"
+        if running.mended_after
+        else ""
+    )
+    return CellError(cause_in_words(released), remedy, _tracebacks(released, running))
 
 
 def _tracebacks(outcomes: Sequence[Outcome], running: RunningCell) -> str:

@@ -90,7 +90,7 @@ def test_a_group_that_is_gone_is_named_when_it_is_used(ready):
     for use in ("dist.all_reduce(torch.ones(1), group=old)", "wrapped(torch.ones(1, 2)).sum().backward()"):
         shown = ready.run(f"%%ddl\n{use}", timeout=20)
         assert shown.ename == "CellError", shown.text
-        assert "a process group of before In[" in shown.evalue
+        assert "A process group from before In[" in shown.evalue
         check_after(ready.run(AFTER, timeout=20).text, 2)
 
 
@@ -106,6 +106,17 @@ def test_a_recovery_that_fails_on_one_rank_is_told_and_tried_again(ready):
     assert "not now" in shown.evalue
     assert "%ddl restart" in shown.evalue
     check_after(ready.run(AFTER, timeout=20).text, 2)
+
+
+def test_only_the_connections_of_groups_are_shut(ready):
+    ready.run(
+        "%%ddl\nimport socket\nserver = socket.create_server(('127.0.0.1', 0)) if rank == 1 else None\n"
+        "port = ddl.all_gather(server.getsockname()[1] if server else 0)[1]\n"
+        "line = server.accept()[0] if rank == 1 else socket.create_connection(('127.0.0.1', port))"
+    )
+    assert ready.run(SCENARIOS[0].cell()).ename == "CellError"
+    shown = ready.run("%%ddl\nline.send(b'still here')\nprint(line.recv(100))")
+    assert "[0-1] b'still here'" in shown.text, shown.text
 
 
 def test_ten_failures_leave_no_thread_socket_group_or_memory_behind(ready):

@@ -86,7 +86,8 @@ def test_a_call_of_the_context_is_freed_from_ranks_that_are_in_another_collectiv
 
 def test_stop_during_push_pull_and_a_stop_leaves_a_notebook_that_works(ready):
     ready.run(
-        "%%ddl\nclass Slowly:\n    def __reduce__(self):\n        time.sleep(3)\n        return int, (7,)\nslow = Slowly()"
+        "%%ddl\nclass Slowly:\n    def __reduce__(self):\n        time.sleep(3)\n        return int, (7,)\n"
+        "slow = Slowly()"
     )
     cell = ready.send("%ddl pull slow")
     time.sleep(0.5)  # no sign tells that it has begun on the ranks
