@@ -51,6 +51,9 @@ class Rebinding:
     closed: dict[str, str] = field(default_factory=dict)
     """Name of a model that had to be closed -> why."""
 
+    def __post_init__(self) -> None:
+        self.names = {training: name for name, training in self.models.names().items()}
+
     def run(self) -> None:
         """Take over everything that can be; the group must be open, and new on all ranks.
 
@@ -59,15 +62,23 @@ class Rebinding:
         UsageOnRankError
             A rank was interrupted meanwhile: the group must be made anew and this called again.
         """
-        gc.collect()  # graphs and wrappers of the old group in cycles
+        gc.collect()  # what lives only in cycles differs between ranks, and may hold the old group
         while True:
             try:
                 self._round(Agreement("rebind"))
             except _FailedSomewhereError:
                 group.reopen_group()
             else:
-                gc.collect()
                 return
+
+    def told(self) -> dict[str, Any]:
+        """What became of the models, see `Scope.recover`."""
+        going_on = {name: training for training, name in self.names.items() if not training.closed}
+        return {
+            "models": {name: training.steps for name, training in going_on.items()},
+            "torn": [name for name, training in going_on.items() if training.prepared.updates.torn],
+            "closed": self.closed,
+        }
 
     def _round(self, agreement: Agreement) -> None:
         self._drop_what_others_lack(agreement)
@@ -94,7 +105,7 @@ class Rebinding:
         for key, training in own.items():
             lacking = [rank for rank, of in enumerate(told) if key not in of["models"]]
             if lacking:
-                self._close_model(training, f"{GONE}, and ranks {lacking} have no such model")
+                self._close_model(training, f"{GONE}, and {_these(lacking)} no such model")
         for text in texts:
             if not all(text in of["strategies"] for of in told):
                 self._close_strategy(text, GONE)
@@ -120,7 +131,7 @@ class Rebinding:
             raise interrupt
         interrupted = [rank for _, rank, of in failures if of["interrupted"]]
         if interrupted:
-            raise UsageOnRankError(f"Ranks {interrupted} were interrupted while models were taken over", "Try again.")
+            raise UsageOnRankError(f"Interrupted on ranks {interrupted} while models were taken over", "Try again.")
         if not failures:
             return ""
         _, rank, first = min(failures)  # the others were freed by it
@@ -136,5 +147,9 @@ class Rebinding:
         self.close(self.strategies.pop(text))
 
     def _close_model(self, training: Training, why: str) -> None:
-        self.closed[training.name] = why
+        self.closed[self.names[training]] = why
         self.close(training, why)
+
+
+def _these(ranks: list[int]) -> str:
+    return f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} have"

@@ -48,7 +48,7 @@ class Models:
         self._known.sort(key=place_of)
 
     def names(self) -> dict[str, Training]:
-        """Open models by name; of several of a kind all but the first have a number."""
+        """Open models by name, in the order of `prepare`; of several of a kind all but the first have a number."""
         found: dict[str, Training] = {}
         for training in self.live():
             if not training.closed:

@@ -183,12 +183,7 @@ class Scope:
         rebinding.run()
         self._bound_to = _present_group()
         group.notes_to(self.note)
-        names = self._models.names()
-        return {
-            "models": {name: training.steps for name, training in names.items()},
-            "torn": [name for name, training in names.items() if training.prepared.updates.torn],
-            "closed": rebinding.closed,
-        }
+        return rebinding.told()
 
     def _close_all(self) -> None:
         for training in self._models.live():

@@ -109,10 +109,10 @@ class Zero(Strategy):
         zero_shards.load_full_state(module, state)
 
     def rebind(self) -> None:
-        """Forget DeepSpeed's clone of the old world, which is made anew at its first use, and move all shards."""
+        """Clone the world for DeepSpeed again, and move all shards to the new one."""
         from ddl_magics.strategies import zero_library, zero_shards
 
-        zero_library.forget_old_world()
+        zero_library.clone_world()
         if self.stage == 3:
             zero_shards.rebind()
 

@@ -90,6 +90,18 @@ def forget_old_world() -> None:
         groups._WORLD_GROUP = None
 
 
+def clone_world() -> None:
+    """Make DeepSpeed's clone of the present world now and not at its first use; a collective.
+
+    A rank that waits for others to make a group waits at the store, and no failing rank can free it from there: so
+    groups are made where little else can fail.
+    """
+    from deepspeed.utils import groups
+
+    forget_old_world()
+    groups._clone_world_group()
+
+
 def initialize(module: torch.nn.Module, optimizer: torch.optim.Optimizer | None, config: dict[str, Any]) -> Any:
     """Make a DeepSpeed engine.
 
