@@ -119,7 +119,7 @@ def _steps(name: str, by_rank: dict[int, int | None]) -> Iterable[str]:
     most = max(steps or 0 for steps in by_rank.values())
     behind = [rank for rank, steps in by_rank.items() if (steps or 0) < most]
     if behind:
-        yield f"{in_words(behind)} made fewer optimizer steps of {name} than the others: %ddl check compares variables"
+        yield f"{in_words(behind)} made fewer optimizer steps of {name} than the others: %ddl check NAME shows how far apart they are"
 
 
 def out_of_step(counts: dict[int, dict[str, int]]) -> bool:
