@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddl_magics.errors import CellError, CellInterrupted
+from ddl_magics.errors import CellError, CellInterrupted, by_name
 from ddl_magics.views import shortage
 from ddl_magics.views.outputs import cause_in_words, fold_tracebacks, waits_in_words
 from ddl_magics.views.ranges import in_words
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from ddl_magics.ladder import Stopped
     from ddl_magics.protocol import Outcome
     from ddl_magics.running import RunningCell
+
+UNPARSED = {"SyntaxError", "IndentationError", "TabError"}
 
 
 def error_of(outcomes: Sequence[Outcome], stopped: Stopped, running: RunningCell) -> BaseException | None:
@@ -41,7 +43,8 @@ def error_of(outcomes: Sequence[Outcome], stopped: Stopped, running: RunningCell
         shown = [_tracebacks(failed, running)]
         if any(outcome.ename in shortage.ERRORS for outcome in failed):
             shown.append(shortage.memory_table(outcomes))
-        return CellError("; ".join(filter(None, parts)), restart, tracebacks="\n\n".join(filter(None, shown)))
+        remedy = restart or _look_into(failed[0], running)
+        return CellError("; ".join(filter(None, parts)), remedy, tracebacks="\n\n".join(filter(None, shown)))
     if stopped == "user" or any(outcome.status == "interrupted" for outcome in outcomes):
         return CellInterrupted(f"{stuck}; {restart}" if stuck else "the cell was stopped on every rank")
     if released:
@@ -49,6 +52,15 @@ def error_of(outcomes: Sequence[Outcome], stopped: Stopped, running: RunningCell
             return CellError(running.in_vain, restart or "Every rank must come to each collective")
         return _closed(released, running)
     return None
+
+
+def _look_into(failed: Outcome, running: RunningCell) -> str:
+    """How to see more of a failure; empty where the message says all: it does not parse, or is an error of ours."""
+    if failed.line is None or failed.ename in UNPARSED or by_name(failed.ename):
+        return ""
+    if failed.ename in shortage.ERRORS and not running.request.keep_frames:
+        return "The frames were dropped to free their memory; %%ddl --keep-frames keeps them for %ddl debug"
+    return "%ddl debug opens a prompt in the failed frame"
 
 
 def _closed(released: Sequence[Outcome], running: RunningCell) -> CellError:

@@ -46,6 +46,7 @@ def no_prompt_comes(book, seconds=0.2):
 def test_the_prompt_opens_in_the_failed_frame_of_the_rank_that_failed_first(ranks2):
     failed = ranks2.run(FAILS_ON_RANK_1)
     assert failed.ename == "CellError"
+    assert "%ddl debug opens a prompt in the failed frame" in failed.evalue
     prompts, shown = debug(ranks2, ["p size", "up", "down", "size * 2", "where", "list", "next", "help", "q"])
     assert set(prompts) == {"ddl rank 1> "}
     assert shown.ename is None
@@ -114,6 +115,7 @@ def test_after_a_lack_of_memory_the_frames_go_at_once_unless_they_are_asked_for(
     shown = ranks2.run(f"%%ddl\n{code}")
     assert shown.ename == "CellError"
     assert "freed" in shown.stdout
+    assert "%%ddl --keep-frames" in shown.evalue
     refused = ranks2.run("%ddl debug")
     assert refused.ename == "DebugError"
     assert "%%ddl --keep-frames" in refused.evalue
