@@ -101,25 +101,27 @@ class Health:
 
     def _said(self, told: dict[int, dict[str, Any]]) -> Iterable[str]:
         """What the user must know, one line for each matter."""
-        goes_on = "variables are kept"
-        models = told[0]["models"]
-        if models:
-            goes_on += f", and so is {', '.join(models)} under its strategy"
-        yield f"process group made anew after In[{self._broken_in}] ({self._why}); {goes_on}"
+        models = list(told[0]["models"])
+        kept = f"variables are kept, and {', '.join(models)} of ddl.prepare" if models else "variables are kept"
+        yield f"process group made anew after In[{self._broken_in}] ({self._why}); {kept}"
         for name in models:
-            yield from _steps(name, {rank: recovered["models"].get(name) for rank, recovered in told.items()})
+            yield from _apart(name, told)
         for name, reason in told[0]["closed"].items():
             yield f"{name} cannot go on: {reason}. Build and prepare it again"
         if told[0]["lost_groups"]:
             yield "groups of dist.new_group, and what was built on them outside ddl.prepare, must be made again"
 
 
-def _steps(name: str, by_rank: dict[int, int | None]) -> Iterable[str]:
-    """That ranks have made different numbers of optimizer steps, if they have."""
-    most = max(steps or 0 for steps in by_rank.values())
-    behind = [rank for rank, steps in by_rank.items() if (steps or 0) < most]
+def _apart(name: str, told: dict[int, dict[str, Any]]) -> Iterable[str]:
+    """Why ranks may hold different weights of a model now, if they may."""
+    steps = {rank: recovered["models"].get(name, 0) for rank, recovered in told.items()}
+    behind = [rank for rank, made in steps.items() if made < max(steps.values())]
+    torn = [rank for rank, recovered in told.items() if name in recovered["torn"]]
+    look = "%ddl check NAME shows how far it is apart"
     if behind:
-        yield f"{in_words(behind)} made fewer optimizer steps of {name} than the others: %ddl check NAME shows how far apart they are"
+        yield f"{in_words(behind)} made fewer optimizer steps of {name} than the others: {look}"
+    if torn:
+        yield f"an optimizer step of {name} broke off in its middle on {in_words(torn)}: {look}"
 
 
 def out_of_step(counts: dict[int, dict[str, int]]) -> bool:

@@ -94,6 +94,42 @@ def test_a_group_that_is_gone_is_named_when_it_is_used(ready):
         check_after(ready.run(AFTER, timeout=20).text, 2)
 
 
+TRAIN = """%%ddl --no-panel --strategy {strategy} --seed 3
+with ddl.model_init():
+    net = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
+optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+data = [(torch.randn(16), torch.randn(1)) for _ in range(64)]
+net, optimizer, loader = ddl.prepare(net, optimizer, torch.utils.data.DataLoader(data, batch_size=8))
+def train(steps):
+    for step, (x, y) in enumerate(ddl.track(loader)):
+        if step == steps:
+            return
+        if step == 4 and rank == 1:
+            raise ValueError("a bad sample")
+        loss = (net(x) - y).square().mean()
+        ddl.backward(loss)
+        ddl.step()
+train({steps})"""
+GO_ON = """%%ddl --no-panel
+for x, y in ddl.track(loader):
+    loss = (net(x) - y).square().mean()
+    ddl.backward(loss)
+    ddl.step()
+print(f"mean loss {ddl.all_reduce_mean(loss.detach()).item():.6f}")"""
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero:2", "zero:3", "axonn:2x1x1"])
+def test_training_goes_on_from_where_it_was_with_the_same_model(ready, strategy):
+    assert ready.run(TRAIN.format(strategy=strategy, steps=4), timeout=60).ename is None
+    uninterrupted = ready.run(GO_ON, timeout=60).stdout
+    assert "[0-1] mean loss" in uninterrupted
+    failed = ready.run(TRAIN.format(strategy=strategy, steps=5), timeout=60)
+    assert "rank 1 failed in line 12 of the cell with ValueError: a bad sample" in failed.evalue
+    shown = ready.run(GO_ON, timeout=60)
+    assert "Sequential of ddl.prepare" in shown.stderr
+    assert shown.stdout == uninterrupted
+
+
 def test_a_recovery_that_fails_on_one_rank_is_told_and_tried_again(ready):
     ready.run(
         "%%ddl\nfrom ddl_magics.rank import group\nreopen = group.reopen_group\ndef broken(occasion):\n"
