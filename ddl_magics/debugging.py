@@ -258,7 +258,10 @@ def command_beside(running: RunningCell, wanted: Chosen, commands: Sequence[str]
     if absent:
         raise DebugError(f"{in_words(absent)} did not stop at a breakpoint, {in_words(stopped)} did")
     for line in commands:
-        ranks = stopped if line in ALL_GO_ON else chosen
+        deadline = time.monotonic() + STEP_S
+        while not set(chosen) <= set(running.stopped) and time.monotonic() < deadline:  # a step is under way
+            _wait_beside()
+        ranks = list(running.stopped) if line in ALL_GO_ON else chosen
         screen.write("stdout", labelled(ask(running, ranks, line, _wait_beside)))
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import cloudpickle
+from ipyparallel.error import EngineError
 
 from ddl_magics import comparison, debugging, errors, postmortem
 from ddl_magics.cells import Cells
@@ -258,7 +259,12 @@ class Session:
         cells.check_ready()
         for rank in ranks or () if ranks != "all" else ():
             self._check_rank(rank)
-        postmortem.debug(cells.cluster, ranks, commands, self._screen(), cells.health.cut_off)
+        screen = self._screen()
+        with cells.deaths.spoken_for(screen):
+            try:
+                postmortem.debug(cells.cluster, ranks, commands, screen, cells.health.cut_off)
+            except EngineError:  # a command ended the rank's process
+                raise cells.deaths.error() from None
 
     # Variables.
 
