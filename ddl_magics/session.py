@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import cloudpickle
-from ipyparallel.error import EngineError
+from ipyparallel import RemoteError
 
 from ddl_magics import comparison, debugging, errors, postmortem
 from ddl_magics.cells import Cells
@@ -263,8 +263,10 @@ class Session:
         with cells.deaths.spoken_for(screen):
             try:
                 postmortem.debug(cells.cluster, ranks, commands, screen, cells.health.cut_off)
-            except EngineError:  # a command ended the rank's process
-                raise cells.deaths.error() from None
+            except RemoteError as error:
+                if error.ename != "EngineError":
+                    raise
+                raise cells.deaths.error() from None  # a command ended the rank's process
 
     # Variables.
 
