@@ -76,11 +76,33 @@ class Freeing:
         self._stuck_since = {rank: self._stuck_since.get(rank, now) for rank in hopeless}
         ripe = {rank: states[rank] for rank, since in self._stuck_since.items() if now - since >= waits.PATIENCE_S}
         if ripe:
-            others = [rank for rank in range(running.cluster.n) if rank not in ripe]
-            why = "ended the cell without it" if set(others) <= set(ended) else "went elsewhere"
-            running.in_vain = f"{_places(ripe)} waited in vain: {in_words(others)} {why}"
+            running.in_vain = f"{_places(ripe)} waited in vain: {self._why(ripe, set(ended))}"
             running.release(list(ripe), running.in_vain)
             self._stuck_since = {}
+
+    def _why(self, ripe: States, ended: set[int]) -> str:
+        """What the others did in place of the collective that these ranks are in."""
+        running = self._running
+        others = [rank for rank in range(running.cluster.n) if rank not in ripe]
+        place = next(iter(ripe.values()))["waiting"]
+        client = running.cluster.client
+        made = client.answers("made", others, ANSWER_S, name=place["group_name"], number=place["number"])
+        for rank, what in made.items():
+            if what and _differ(what, place):
+                return f"in its place {in_words([rank])} made {_tensors(what)}, not {_tensors(place)}"
+        return f"{in_words(others)} {'ended the cell without it' if set(others) <= ended else 'went elsewhere'}"
+
+
+def _differ(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two collectives at the same place of a sequence can never be the same one."""
+    keys = ("name", "shapes", "dtype") if one["name"] in waits.EQUAL_TENSORS else ("name",)
+    return any(one[key] != other[key] for key in keys)
+
+
+def _tensors(collective: dict[str, Any]) -> str:
+    """`all_reduce of (3,) Float`."""
+    shapes = ", ".join(str(tuple(shape)) for shape in collective["shapes"])
+    return f"{collective['name']} of {shapes} {collective['dtype']}" if shapes else str(collective["name"])
 
 
 def _places(states: States) -> str:

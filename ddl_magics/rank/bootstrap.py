@@ -67,6 +67,7 @@ def join(wire: dict[str, Any], host: str, port: int) -> dict[str, Any]:
         "stack": sampler.stack,
         "release": rescue.release,
         "interrupt": rescue.interrupt,
+        "made": group.made,
         "debug": kernel.runner.breakpoints.command,
     }
     return {"device": world.device, "backend": dist.get_backend(), "groups": group.counts()}

@@ -58,6 +58,15 @@ def counts(since: float = 0.0) -> dict[str, int]:
     return told
 
 
+def recorded(group: str, number: int, since: float = 0.0) -> Waiting | None:
+    """The collective of that number that this rank made, or is in; None where the ring has it no more, or not yet."""
+    for entry in _entries():
+        same = (str(entry["process_group"][0]), int(entry["collective_seq_id"])) == (group, number)
+        if same and not entry["is_p2p"] and entry["time_created_ns"] / 1e9 >= since:
+            return _of_entry(entry, 0.0)
+    return None
+
+
 def number_of_groups() -> int:
     """How many process groups this rank is in."""
     return len(c10d._world.pg_map)

@@ -250,6 +250,12 @@ def counts() -> dict[str, int]:
     return {} if _opened is None else collectives.counts(_opened.at)
 
 
+def made(name: str, number: int) -> dict[str, Any] | None:
+    """What this rank made as that collective of a group of this generation, see `collectives.recorded`."""
+    found = None if _opened is None else collectives.recorded(name, number, _opened.at)
+    return None if found is None else found.to_wire()
+
+
 def is_open() -> bool:
     """Whether a default group of ours stands; a program may have destroyed it."""
     return _opened is not None and dist.is_initialized()

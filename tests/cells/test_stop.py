@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.cells.scenarios import AFTER, SETUP, check_after
-
-if TYPE_CHECKING:
-    from tests.notebook import Notebook
+from tests.notebook import Notebook, alive
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
 
@@ -84,6 +81,13 @@ def test_a_call_of_the_context_is_freed_from_ranks_that_are_in_another_collectiv
     check_after(ready.run(AFTER, timeout=20).text, 2)
 
 
+def test_tensors_that_do_not_fit_are_named(ready):
+    shown = ready.run("%%ddl\ndist.all_reduce(torch.ones(3 + rank))", timeout=25)
+    assert shown.ename == "CellError"
+    assert "rank 0 made all_reduce of (3,) Float, not all_reduce of (4,) Float" in shown.evalue
+    check_after(ready.run(AFTER, timeout=20).text, 2)
+
+
 def test_stop_during_push_pull_and_a_stop_leaves_a_notebook_that_works(ready):
     ready.run(
         "%%ddl\nclass Slowly:\n    def __reduce__(self):\n        time.sleep(3)\n        return int, (7,)\n"
@@ -94,6 +98,23 @@ def test_stop_during_push_pull_and_a_stop_leaves_a_notebook_that_works(ready):
     ready.interrupt()
     assert ready.result(cell, 20).ename == "KeyboardInterrupt"
     check_after(ready.run(AFTER, timeout=20).text, 2)
+
+
+def test_the_ranks_can_be_stopped_while_one_is_in_a_collective():
+    book = Notebook()
+    try:
+        book.run("%ddl start -n 2", timeout=90)
+        book.run("%%ddl -o pids\nimport os, time\nimport torch, torch.distributed as dist\nos.getpid()")
+        pids = book.value("pids")
+        cell = book.send("%%ddl --bg\nprint('here', flush=True)\nif rank == 0:\n    dist.barrier()\ntime.sleep(60)")
+        book.result(cell)
+        book.late(cell, "[0-1] here")
+        stopped = book.run("%ddl stop", timeout=20)
+        assert "2 ranks stopped" in stopped.stdout
+        assert stopped.seconds < 10
+        assert alive(pids) == []
+    finally:
+        book.close()
 
 
 def test_a_rank_in_code_that_nothing_interrupts_is_named_and_restart_mends_it(ready):
