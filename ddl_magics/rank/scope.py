@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     from ddl_magics.strategies.base import Strategy
 
 
-def _present_group() -> weakref.ref[Any]:
-    """A weak reference, since a group keeps its threads and connections as long as somebody holds it."""
-    return weakref.ref(dist.group.WORLD)
+def _present_group() -> Callable[[], Any]:
+    """Give the default group, none too, as a weak reference: a group that is held keeps its threads and connections."""
+    world = dist.group.WORLD
+    return (lambda: None) if world is None else weakref.ref(world)
 
 
 class Scope:
@@ -57,7 +58,7 @@ class Scope:
         self._memory = Memory(self.hardware)
         self._models = Models()
         self._strategies: dict[str, Strategy] = {}
-        self._bound_to: weakref.ref[Any] | None = _present_group()
+        self._bound_to: Callable[[], Any] | None = _present_group()
         """The default group that models and strategies use; None where taking it over broke off."""
         self._tracker: Tracker | None = None
         self._start(CellRequest(code="", cell=0, run="", name=""))

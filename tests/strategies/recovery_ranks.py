@@ -6,6 +6,7 @@ Started as `recovery_ranks.py FOLDER CHECK...`; the tests judge what is found.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import sys
 import time
 from typing import Any
@@ -183,9 +184,18 @@ def evaluation() -> dict[str, Any]:
     return found
 
 
+def warm_up() -> None:
+    """Let libraries load all their parts, and the garbage collector, which recovery calls, pass over them after."""
+    for strategy in ALL if ddl.world_size == 2 else ("axonn:2x2x1",):
+        Trainee(strategy).step(0)
+    gc.collect()
+    gc.freeze()
+
+
 if __name__ == "__main__":
     faulthandler.dump_traceback_later(200, exit=True)  # where it hangs, if it does
     notes = Notes(sys.argv[1], ddl.rank)
+    warm_up()
     for check in sys.argv[2:]:
         name, *arguments = check.split(" ")
         began = time.monotonic()
