@@ -186,18 +186,12 @@ class Conversation:
             self._shown = {}
         self._write(labelled(self._answers(line)))
         if word in STEPS and len(self._prompt.chosen) < len(stopped):
-            self._await_step()
+            await_steps(self._running, self._prompt.chosen, self._pump)
         if line in {"help", "h", "?"}:
             self._write(HELP)
 
     def _answers(self, line: str) -> dict[int, str]:
         return ask(self._running, self._prompt.chosen, line, self._pump)
-
-    def _await_step(self) -> None:
-        """Wait for the ranks that take a step, for a moment: others are stopped, and they may wait for those."""
-        deadline = time.monotonic() + STEP_S
-        while set(self._prompt.chosen) - set(self._running.stopped) and time.monotonic() < deadline:
-            self._pump()
 
     def _write(self, text: str) -> None:
         self._screen.write("stdout", text)
@@ -239,6 +233,13 @@ def ask(
     return {rank: answer["text"] for rank, answer in answers.items() if answer.get("number") == number}
 
 
+def await_steps(running: RunningCell, ranks: Sequence[int], pump: Callable[[], None]) -> None:
+    """Wait for ranks that take a step, for a moment only: it may wait for other ranks, which are stopped."""
+    deadline = time.monotonic() + STEP_S
+    while set(ranks) - set(running.stopped) - running.idle and time.monotonic() < deadline:
+        pump()
+
+
 def converse_beside(running: RunningCell, wanted: Chosen, screen: Screen) -> None:
     """Open the prompt on stopped ranks of a cell that another thread follows; `quit` and Stop end that cell."""
     conversation = Conversation(running, screen, _wait_beside, wanted)
@@ -258,11 +259,12 @@ def command_beside(running: RunningCell, wanted: Chosen, commands: Sequence[str]
     if absent:
         raise DebugError(f"{in_words(absent)} did not stop at a breakpoint, {in_words(stopped)} did")
     for line in commands:
-        deadline = time.monotonic() + STEP_S
-        while not set(chosen) <= set(running.stopped) and time.monotonic() < deadline:  # a step is under way
-            _wait_beside()
         ranks = list(running.stopped) if line in ALL_GO_ON else chosen
         screen.write("stdout", labelled(ask(running, ranks, line, _wait_beside)))
+        if line.partition(" ")[0] in STEPS:
+            await_steps(running, chosen, _wait_beside)
+            at = {rank: stop["text"] for rank, stop in running.stopped.items() if rank in chosen}
+            screen.write("stdout", labelled(at))
 
 
 def _wait_beside() -> None:

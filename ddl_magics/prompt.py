@@ -77,8 +77,8 @@ def cannot_ask() -> DebugError:
 
 def labelled(answers: Mapping[int, str]) -> str:
     """Answers as one text: equal ones once, each line with the ranks that gave it; of one rank alone as it is."""
-    if len(answers) == 1:
-        return next(iter(answers.values()))
+    if len(answers) <= 1:
+        return "".join(answers.values())
     by_text: dict[str, list[int]] = {}
     for rank in sorted(answers):
         by_text.setdefault(answers[rank], []).append(rank)

@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+from tests.notebook import wait_for
+
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
 
 FAILS_ON_RANK_1 = """%%ddl
@@ -253,3 +255,14 @@ def test_a_second_breakpoint_is_told_again_and_quit_in_the_background_ends_the_c
     assert shown.stderr.count("ranks 0-1 stopped in line 4") == 2
     assert "0\n" in shown.stdout
     assert "[0-1] 1" in ranks2.run("%%ddl\n1").text
+
+
+def test_commands_reach_a_cell_in_the_background_without_a_prompt(ranks2):
+    ranks2.run("%%ddl --bg -o told\nimport time\ntime.sleep(0.2)\nbreakpoint()\nfactor = 2\nfactor")
+    wait_for(lambda: "stopped" in ranks2.run("%ddl status").text, 10, "the breakpoint")
+    shown = ranks2.run('%ddl debug --rank all -c n -c n -c "factor = 7" -c "p factor" -c c', allow_stdin=False)
+    assert shown.ename is None, shown.text
+    assert "[0-1] -> factor\n" in shown.stdout
+    assert "[0-1] 7\n" in shown.stdout
+    assert ranks2.run("%ddl wait").ename is None
+    assert ranks2.value("told") == [7, 7]
