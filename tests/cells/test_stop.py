@@ -25,7 +25,13 @@ STUCK = {
 def ready(ranks2):
     shown = ranks2.run(f"{SETUP}\nimport os\nddl.prepare(torch.nn.Linear(8, 8))")
     assert shown.ename is None, shown.text
+    patience(ranks2, 1.5)
     return ranks2
+
+
+def patience(book: Notebook, seconds: float) -> None:
+    """How long ranks wait for one that cannot come: 10 s, of which tests wait once."""
+    assert book.run(f"from ddl_magics import waits\nwaits.PATIENCE_S = {seconds}").ename is None
 
 
 def stop_once_it_runs(book: Notebook, code: str, *, presses: int = 1):
@@ -67,7 +73,9 @@ def test_a_timeout_takes_the_same_steps_and_says_where_each_rank_was(ready):
 
 
 def test_ranks_that_wait_for_one_that_has_ended_the_cell_are_freed(ready):
+    patience(ready, 10.0)
     shown = ready.run("%%ddl\nif rank == 1:\n    ddl.barrier()", timeout=25)
+    patience(ready, 1.5)
     assert shown.ename == "CellError"
     assert "rank 1 in ddl.barrier, line 3 waited in vain: rank 0 ended the cell without it" in shown.evalue
     assert 10 <= shown.seconds < 15
