@@ -121,14 +121,30 @@ class FailedFrames(Commands):
 
     Parameters
     ----------
-    first
-        The traceback from the user's first frame on.
+    error
+        The exception.
+    is_first
+        Whether a file is one with which the frames begin: a cell's.
+
+    Raises
+    ------
+    ValueError
+        It has no such frame.
     """
 
-    def __init__(self, first: TracebackType, name_of: Callable[[str], str]) -> None:
+    def __init__(self, error: BaseException, is_first: Callable[[str], bool], name_of: Callable[[str], str]) -> None:
         super().__init__(name_of)
+        if from_first(error, is_first) is None:
+            raise ValueError("the exception came from no frame of the user's")
+        self._is_first = is_first
+        self._errors = [each for each in causes(error) if each.__traceback__]
+        self._error = error
+        self._look_at(error)
+
+    def _look_at(self, error: BaseException) -> None:
+        self._error = error
         self.reset()
-        self.setup(None, first)
+        self.setup(None, from_first(error, self._is_first) or error.__traceback__)
         own = [at for at, (frame, _) in enumerate(self.stack) if is_own(frame.f_code.co_filename)]
         above = self.curindex - own[-1] if own else 0
         if above:
@@ -140,12 +156,32 @@ class FailedFrames(Commands):
         """Leave the words that go on out of `help`."""
         return [name for name in super().get_names() if getattr(type(self), name, None) is not FailedFrames.do_next]
 
+    def do_exceptions(self, arg: str) -> None:
+        """List the exceptions that led to the failure; with a number look at the frames of that one."""
+        if not arg:
+            for number, error in enumerate(self._errors):
+                self.message(f"{'>' if error is self._error else ' '} {number} {error!r}")
+        elif arg.isdecimal() and int(arg) < len(self._errors):
+            self._look_at(self._errors[int(arg)])
+        else:
+            self.error(f"there is no exception {arg}")
+
     def do_next(self, arg: str) -> None:
         """Say that there is nothing to go on with."""
         self.error("the cell has ended on this rank: there is nothing to go on with")
 
     do_n = do_s = do_step = do_r = do_return = do_unt = do_until = do_j = do_jump = do_next
     do_c = do_cont = do_continue = do_b = do_break = do_tbreak = do_next  # type: ignore[assignment]
+
+
+def causes(error: BaseException) -> list[BaseException]:
+    """An exception after those that it was raised from or while handling, as a traceback shows them."""
+    found = [error]
+    while (before := found[0].__cause__ or (None if found[0].__suppress_context__ else found[0].__context__)) and (
+        before not in found
+    ):
+        found.insert(0, before)
+    return found
 
 
 def from_first(error: BaseException, is_first: Callable[[str], bool]) -> TracebackType | None:

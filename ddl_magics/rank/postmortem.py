@@ -60,12 +60,11 @@ class PostMortem:
         error = getattr(sys, "last_value", None)
         if self.outcome is None or error is None:
             raise DebugError("nothing failed in the last cell")
-        first = from_first(error, is_cell_file)
-        if first is None:
+        if from_first(error, is_cell_file) is None:
             raise DebugError(f"{type(error).__name__} came before the first line of the cell ran: it has no frame")
         if self.frames:
             self.frames.forget()
-        self.frames = FailedFrames(first, cell_name)
+        self.frames = FailedFrames(error, is_cell_file, cell_name)
         return f"{type(error).__name__}: {error}\n{self.frames.taken()}"
 
 

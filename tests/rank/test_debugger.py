@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from ddl_magics.rank.breakpoints import Breakpoints
-from ddl_magics.rank.debugger import MOST, Commands, FailedFrames, from_first, is_own
+from ddl_magics.rank.debugger import MOST, Commands, FailedFrames, is_own
 from ddl_magics.rank.postmortem import out_of_memory
 from ddl_magics.rank.stepper import Stepper
 
@@ -44,7 +44,7 @@ def failed(code, namespace=None):
     try:
         run_cell(code, {} if namespace is None else namespace)
     except Exception as error:
-        return FailedFrames(from_first(error, is_cell), name_of)
+        return FailedFrames(error, is_cell, name_of)
     raise AssertionError("the cell did not fail")
 
 
@@ -88,6 +88,25 @@ def test_the_failed_frame_comes_first_and_is_called_by_its_cell(frames):
 def test_commands_and_expressions_answer_as_pdb_does(frames, line, answer):
     frames.taken()
     assert frames.execute(line) == (answer, False)
+
+
+def test_the_exceptions_that_led_to_a_failure_can_be_looked_at():
+    frames = failed(
+        """
+        def read(key):
+            return {}[key]
+
+        try:
+            read("size")
+        except KeyError as error:
+            raise ValueError("no size") from error
+        """
+    )
+    frames.taken()
+    assert frames.execute("exceptions")[0] == "  0 KeyError('size')\n> 1 ValueError('no size')\n"
+    assert frames.execute("exceptions 0")[0] == "> In[5](3)read()\n-> return {}[key]\n"
+    assert frames.execute("p key")[0] == "'size'\n"
+    assert frames.execute("exceptions 2")[0] == "*** there is no exception 2\n"
 
 
 def test_where_shows_the_frames_of_the_user_and_not_what_runs_cells(frames):
