@@ -40,6 +40,9 @@ LOST_AFTER_S = 60
 STOP_S = 5.0
 """Seconds that processes have to end in order before they are killed."""
 
+BROKEN_S = 1.0
+"""The same where launcher or controller are gone: nobody hands the order on, or nannies report to nobody."""
+
 Progress = Callable[[str], None]
 
 
@@ -266,13 +269,14 @@ class Cluster:
         """
         if not hasattr(self, "ipp"):
             return []
+        patience = BROKEN_S if self.ended() else STOP_S
         self._note_processes()
         if hasattr(self, "client"):
             self.client.on_leave = None
             self.client.close(linger=0)
         for launcher in self._rank_launchers():
             terminate(Process(launcher.process.pid, launcher.process.create_time()))
-        killed = end(self.processes, STOP_S)
+        killed = end(self.processes, patience)
         if self.ipp.controller:
             terminate(Process(self.ipp.controller.process.pid, self.ipp.controller.process.create_time()))
         killed += end(self.controller, STOP_S)

@@ -18,7 +18,6 @@ KILLED = (
     "and variables on the ranks are lost. %ddl restart starts them again"
 )
 IN_A_CELL = {
-    "os.kill(os.getpid(), 9)": KILLED,
     "os._exit(3)": "rank 1 died (exit code 3: os._exit or sys.exit",
     "import ctypes; ctypes.string_at(0)": "rank 1 died (signal 11 Segmentation fault: a fault in C or C++ code)",
     "from mpi4py import MPI; MPI.COMM_WORLD.Abort(5)": "rank 1 died (MPI_Abort with code 5",
@@ -88,6 +87,19 @@ def test_a_death_while_nothing_runs_is_told_once_under_the_last_cell(book):
     assert again.stderr == ""
 
 
+def test_an_errand_does_not_wait_for_a_rank_that_is_gone(book):
+    running = pids(book)
+    book.run(
+        "class Slow:\n    def __reduce__(self):\n        import time\n        return time.sleep, (20,)\nslow = Slow()"
+    )
+    push = book.send("%ddl push slow")
+    time.sleep(0.3)  # the push may have begun or not
+    os.kill(running[1], signal.SIGKILL)
+    shown = book.result(push, 10)
+    assert shown.ename == "RankDiedError"
+    assert shown.evalue == KILLED
+
+
 @pytest.mark.parametrize(("part", "said"), [
     ("cluster.controller", "the controller of the ranks was ended from outside this notebook (signal 9 Killed"),
     ("ddl_magics.rank.engine", "the launcher of the ranks was ended from outside this notebook (signal 9 Killed"),
@@ -107,7 +119,7 @@ def test_a_cluster_that_somebody_ended_is_noticed_and_not_waited_for(book, part,
     assert "('kept', 2)" in kept.text
 
 
-def test_without_mpi_the_others_live_on_until_the_restart_and_an_errand_does_not_wait_for_the_dead(book):
+def test_without_mpi_the_others_live_on_until_they_are_ended_by_the_notebook(book):
     restarted = book.run("%ddl restart --launcher local", timeout=90)
     assert restarted.ename is None, restarted.text
     running = pids(book)
@@ -117,17 +129,5 @@ def test_without_mpi_the_others_live_on_until_the_restart_and_an_errand_does_not
     assert "rank 0 lives on, but cannot go on without it" in shown.evalue
     assert alive(running) == running[:1]
     assert book.run("%%ddl\n1", timeout=5).evalue == shown.evalue
-    assert book.run("%ddl restart", timeout=90).ename is None
-    assert alive(running) == []
-    running = pids(book)
-    book.run(
-        "class Slow:\n    def __reduce__(self):\n        import time\n        return time.sleep, (20,)\nslow = Slow()"
-    )
-    push = book.send("%ddl push slow")
-    time.sleep(0.3)  # the push may have begun or not: it must not wait for a rank that is gone
-    os.kill(running[0], signal.SIGKILL)
-    shown = book.result(push, 10)
-    assert shown.ename == "RankDiedError"
-    assert shown.evalue.startswith("rank 0 died (signal 9 Killed: somebody or the system killed it); rank 1 lives on")
     assert book.run("%ddl stop").ename is None
     assert alive(running) == []
