@@ -88,6 +88,13 @@ class Stepper(Commands):
             return self._next_statement(frame)
         return super().dispatch_call(frame, arg) if inside else None
 
+    def dispatch_return(self, frame: FrameType, arg: Any) -> Any:
+        """A function returns: from a statement there is no caller to go on in, which `bdb` would trace."""
+        traced = super().dispatch_return(frame, arg)
+        if frame is self.botframe and frame.f_back and self._is_statement(frame):
+            frame.f_back.f_trace = None
+        return traced
+
     def user_return(self, frame: FrameType, return_value: Any) -> None:
         """A function returns. A statement's end is not shown, unless it is `breakpoint()` that ended it."""
         if frame is not self.botframe or not self._is_statement(frame):
@@ -95,8 +102,6 @@ class Stepper(Commands):
             return
         if self._fresh:
             self.interaction(frame)
-        if frame.f_back:
-            frame.f_back.f_trace = None  # `step` at a return sets it, so as to stop in the caller, which is IPython
         self._until = self.stoplineno if self.stopframe is frame and self.stoplineno > 0 else 0
 
     def _next_statement(self, frame: FrameType) -> Any:
