@@ -40,7 +40,7 @@ class Cells:
         self.runs = runs
         self.spool = Spool(cluster.folder.output)
         self.deaths = Deaths(cluster, self.spool)
-        self.health = Health(cluster)
+        self.health = Health(cluster, self.deaths)
         self.running: RunningCell | None = None
         self.background: threading.Thread | None = None
         self.background_error: BaseException | None = None

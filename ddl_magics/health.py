@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from ddl_magics.cluster.cluster import Cluster
+    from ddl_magics.deaths import Deaths
     from ddl_magics.protocol import CellRequest, Outcome
     from ddl_magics.views.screen import Screen
 
@@ -36,8 +37,9 @@ MESSAGES = re.compile(r"\b(send|recv|isend|irecv|batch_isend_irecv|P2POp|send_ob
 class Health:
     """Of the process group of one cluster."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, deaths: Deaths) -> None:
         self._cluster = cluster
+        self._deaths = deaths
         self._counts = {fact["rank"]: fact["groups"] for fact in cluster.facts}
         self._broken_in = 0
         """The cell after which the group could not be used any more; 0: it can."""
@@ -83,8 +85,9 @@ class Health:
         ranks = dict.fromkeys(range(self._cluster.n), (f"attempt {self._attempts}",))
         futures = self._cluster.client.call("ddl_magics.rank.bootstrap:recover", ranks)
         try:
-            told = self._cluster.wait(futures, timeout=RECOVER_S)
+            told = self._cluster.wait(futures, timeout=RECOVER_S, check=self._deaths.check)
         except BaseException as error:
+            self._deaths.check()
             self._end(futures)
             if not isinstance(error, (DDLError, TimeoutError, ipp.RemoteError)):
                 raise

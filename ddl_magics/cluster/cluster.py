@@ -231,8 +231,10 @@ class Cluster:
             )
         )
 
-    def wait(self, futures: dict[int, Future[Any]], timeout: float | None = None) -> dict[int, Any]:
-        """Results by rank. Raises what a rank raised, or TimeoutError."""
+    def wait(
+        self, futures: dict[int, Future[Any]], timeout: float | None = None, check: Callable[[], None] | None = None
+    ) -> dict[int, Any]:
+        """Results by rank. Raises what a rank raised, what `check` raises meanwhile, or TimeoutError."""
         patience = timeout or self.options.timeout
         deadline = time.monotonic() + patience
         while waiting := [rank for rank, future in futures.items() if not future.done()]:
@@ -241,6 +243,8 @@ class Cluster:
                 raise TimeoutError(msg)
             if any(future.done() and future.exception() for future in futures.values()):
                 break  # the others may wait in vain for the one that failed
+            if check is not None:
+                check()
             time.sleep(0.002)
         for rank, future in futures.items():
             error = future.exception() if future.done() else None

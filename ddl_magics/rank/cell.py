@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import time
+import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -17,6 +18,7 @@ from ddl_magics.rank.breakpoints import Breakpoints
 from ddl_magics.rank.engine import RankKernel, is_cell_file
 from ddl_magics.rank.postmortem import PostMortem
 from ddl_magics.rank.rescue import Rescue, is_of_closed_connection
+from ddl_magics.rank.signals import undisturbed
 from ddl_magics.rank.world import world_of_one
 
 if TYPE_CHECKING:
@@ -55,16 +57,22 @@ class Runner:
             self._set_names()
             with self._world(request), self.breakpoints.served():
                 reply = await execute()
-        except DDLError as error:  # a strategy that cannot work here, found before the cell's first line
-            reply = self._refused(error)
-        finally:
-            self.context.end_cell()
+        except (DDLError, KeyboardInterrupt) as error:  # before the cell's first line
+            reply = self._refused(error, [f"{type(error).__name__}: {error}"])
+        except Exception as error:  # noqa: BLE001 - of a library, and it must be seen
+            reply = self._refused(error, traceback.format_exception(error))
+        with undisturbed():
+            self._ended(request, reply, time.monotonic() - started)
+            return reply
+
+    def _ended(self, request: CellRequest, reply: dict[str, Any], seconds: float) -> None:
+        """Tell how the cell ended."""
+        self.context.end_cell()
         self.rescue.end()
-        outcome = self._outcome(reply, time.monotonic() - started)
+        outcome = self._outcome(reply, seconds)
         self.post_mortem.ended(outcome, keep_frames=request.keep_frames)
         last = self.sampler.end()
         self.kernel.publish("ddl_outcome", {"outcome": outcome.to_wire(), "sample": last.to_wire()})
-        return reply
 
     def forget_failure(self) -> None:
         """Let go of the frames of a failed cell, and of the tensors in them."""
@@ -92,12 +100,9 @@ class Runner:
         """`single` is one process, also for code that talks to torch.distributed itself."""
         return world_of_one() if request.strategy == "single" else nullcontext()
 
-    def _refused(self, error: DDLError) -> dict[str, Any]:
-        content = {
-            "ename": type(error).__name__,
-            "evalue": str(error),
-            "traceback": [f"{type(error).__name__}: {error}"],
-        }
+    def _refused(self, error: BaseException, lines: list[str]) -> dict[str, Any]:
+        """The reply of a cell that could not begin."""
+        content = {"ename": type(error).__name__, "evalue": str(error), "traceback": lines}
         self.kernel.publish("error", content)
         return {"status": "error", "execution_count": self.kernel.shell.execution_count, **content}
 

@@ -21,6 +21,7 @@ from ipyparallel.engine.kernel import IPythonParallelKernel
 
 from ddl_magics.errors import UsageOnRankError
 from ddl_magics.protocol import CellRequest
+from ddl_magics.rank.signals import undisturbed
 
 _in_cell: contextvars.ContextVar[bool] = contextvars.ContextVar("in a cell")
 
@@ -45,6 +46,7 @@ class RankKernel(IPythonParallelKernel):
         self.requests = {}
         self.cell_parent: dict[str, Any] = {}
         self.shell.ask_exit = self.refuse_exit
+        self.shell.showtraceback = self.show_traceback
 
     async def do_execute(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Run code; a `%%ddl` cell, known by its metadata, is run by the runner."""
@@ -67,6 +69,11 @@ class RankKernel(IPythonParallelKernel):
                 _in_cell.set(False)
 
         return await self.runner.run(request, execute)  # type: ignore[no-any-return]
+
+    def show_traceback(self, *args: Any, **kwargs: Any) -> None:
+        """As IPython does, which takes seconds on a busy machine; an interrupt in it would bury the traceback."""
+        with undisturbed():
+            type(self.shell).showtraceback(self.shell, *args, **kwargs)
 
     def refuse_exit(self) -> None:
         """`exit()` in a cell would end this rank's process, and MPI all others with it."""
