@@ -170,6 +170,14 @@ class Scope:
         for name, why in self.recover()["closed"].items():
             self.note(f"{name} was closed: {why}.")
 
+    def unsettled(self) -> bool:
+        """Whether a model is in the middle of a step, which no later cell can go on with when the present one failed.
+
+        Gradients of the failed step would count again when it is made again, and libraries wait for the rest of a
+        backward that broke off. `recover` puts an end to that, also where the group is sound.
+        """
+        return any(training.unsettled for training in self._models.live() if not training.closed)
+
     def recover(self) -> dict[str, Any]:
         """Let strategies and prepared models go on over the process group that was made anew; a collective.
 

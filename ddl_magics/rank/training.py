@@ -57,6 +57,8 @@ class Training:
         self._boundary = False
         self._waiting = False
         """A gradient waits for `step`."""
+        self._under_way = False
+        """A backward or a step began and has not ended; it failed, where nobody is in it."""
 
     @property
     def name(self) -> str:
@@ -78,7 +80,9 @@ class Training:
             loss = loss * (factor / self._group).to(loss.dtype)
         elif factor != self._group:
             loss = loss * (factor / self._group)
+        self._under_way = True
         self.prepared.backward(loss, self._boundary)
+        self._under_way = False
         self._waiting = True
 
     def at_boundary(self) -> bool:
@@ -94,18 +98,22 @@ class Training:
         if not self._boundary:
             return None
         self._calls = 0
-        before, norm = self.steps, None
-        done = False
+        before = self.steps
+        self._under_way = True
         try:
             norm = self.prepared.step(max_norm)
-            done = True
+            self._under_way = False
         finally:
-            if (
-                done or self.steps > before
-            ):  # also where the step failed on its way to the other ranks, after the update
+            # Also where the step failed on its way to the other ranks, after the update.
+            if not self._under_way or self.steps > before:
                 for scheduler in self.schedulers:
                     scheduler.step()
         return norm
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether a step is half made: gradients wait for more, or for `step`, or a backward or a step failed."""
+        return self._waiting or self._calls > 0 or self._under_way
 
     @property
     def steps(self) -> int:
@@ -116,7 +124,7 @@ class Training:
         """Go over to the process group that was made anew; gradients and half an accumulation are dropped."""
         self._calls = 0
         self._group = self.accumulate
-        self._boundary = self._waiting = False
+        self._boundary = self._waiting = self._under_way = False
         self.prepared.rebind()
 
     def close(self, why: str = "it was closed") -> None:

@@ -91,11 +91,11 @@ class Trainee:
 
         self.optimizer.register_step_post_hook(after_update)
 
-    def step(self, number: int, place: str = "") -> None:
-        """One optimizer step on its own batches; `place`: where the culprit fails in the last of them."""
+    def step(self, number: int, place: str = "", *, everywhere: bool = False) -> None:
+        """One optimizer step on its own batches; `place`: where the culprit, or every rank, fails in the last one."""
         losses = []
         for micro in range(self.accumulate):
-            _plan.place = place if micro == self.accumulate - 1 and ddl.rank == culprit else ""
+            _plan.place = place if micro == self.accumulate - 1 and (everywhere or ddl.rank == culprit) else ""
             _plan.step = number
             loss = self.model(**batch(number * self.accumulate + micro)).loss
             ddl.backward(loss, model=self.model)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from ddl_magics.errors import DDLError
 from tests.strategies.models import MLP
 from tests.strategies.ranks import Notes
-from tests.strategies.recovery_bench import Trainee, batch, begin, census, culprit, ddl, recover
+from tests.strategies.recovery_bench import BrokenError, Trainee, batch, begin, census, culprit, ddl, recover
 
 ALL = ("ddp", "zero:2", "zero:3", "axonn:2x1x1")
 
@@ -72,6 +72,22 @@ def out_of_step(strategy: str, place: str) -> dict[str, Any]:
     one.step(1)
     one.step(2)
     return {"told": told, "losses": [one.losses[number] for number in (1, 2)]}
+
+
+def fails_everywhere(strategy: str, place: str) -> dict[str, Any]:
+    """All ranks fail alike, so that the group is sound; what is half made must not count when it is made again."""
+    one = Trainee(strategy, 2)
+    one.step(0)
+    settled = ddl.unsettled()
+    try:
+        one.step(1, place, everywhere=True)
+    except BrokenError:
+        unsettled = ddl.unsettled()
+    ddl.recover()
+    found = {"before": settled, "unsettled": unsettled, "after": ddl.unsettled()}
+    one.step(1)
+    one.step(2)
+    return found | {"losses": one.all_losses(), "expected": uninterrupted(3, strategy, 2)}
 
 
 def many_models() -> dict[str, Any]:

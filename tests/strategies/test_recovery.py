@@ -27,7 +27,9 @@ GOES_ON = {
     ),
     4: (f"axonn:2x2x1 {PLACES}", "axonn:2x2x1 forward 2"),
 }
+EVERYWHERE = ("ddp backward", "zero:2 backward", "zero:3 between", "axonn:2x1x1 between")
 MORE = (
+    *(f"fails_everywhere {run}" for run in EVERYWHERE),
     "many_models",
     "cannot_be_taken_over",
     "only_some_have_it",
@@ -73,6 +75,13 @@ def test_training_goes_on_as_if_nothing_had_happened(found, size, run):
         assert finding["told"] == failed["told"]
         assert all(told["closed"] == {} and told["torn"] == [] for told in finding["told"].values())
     assert len(set(failed["losses"])) == len(failed["losses"]), "nothing was learnt: the comparison says nothing"
+
+
+@pytest.mark.parametrize("run", EVERYWHERE)
+def test_half_a_step_is_known_and_forgotten_also_where_all_ranks_failed_alike(found, run):
+    for finding in found(2).of(f"fails_everywhere {run}"):
+        assert [finding[when] for when in ("before", "unsettled", "after")] == [False, True, False]
+        assert finding["losses"] == pytest.approx(finding["expected"], rel=1e-6)
 
 
 def test_ten_failures_leave_no_thread_no_file_and_no_group(found):
