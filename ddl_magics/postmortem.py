@@ -74,7 +74,7 @@ class FailedRanks:
         if wanted == "all":
             wanted = tuple(self.ready)
         if not wanted:
-            wanted = tuple((self.ready or sorted(self._failures, key=self._order))[:1])
+            wanted = tuple(sorted(self._failures, key=self._order)[:1])
         self.check(wanted)
         return sorted(wanted)
 

@@ -102,8 +102,9 @@ def _status(view: RunView) -> tuple[str, bool]:
     for rank in view.ranks:
         if rank.outcome is not None:
             by_status.setdefault(rank.outcome.status, []).append(rank.info.rank)
-    for status, verb in (("dead", "died"), ("error", "failed"), ("interrupted", "interrupted")):
+    for status in ("dead", "error", "interrupted", "released"):
         if status in by_status:
+            verb = {"dead": "died", "error": "failed"}.get(status, status)
             return f"{in_words(by_status[status])} {verb} after {took}", True
     return f"finished in {took}", False
 

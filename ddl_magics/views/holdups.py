@@ -73,7 +73,7 @@ def called(waiting: Waiting | None, world: int = 0) -> str:
         return "a collective"
     group = f" of {in_words(waiting.group)}" if 0 < len(waiting.group) < world else ""
     inner = f" ({waiting.name})" if waiting.call and waiting.call.partition(".")[2] != waiting.name else ""
-    return (waiting.call + inner if waiting.call else waiting.name) + group
+    return (waiting.call + inner if waiting.call else waiting.name or "a collective") + group
 
 
 @functools.lru_cache(maxsize=1024)

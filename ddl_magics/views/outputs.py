@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 ADDRESS = re.compile(r"\b0x[0-9a-f]{6,16}\b")
 """Addresses mean nothing across processes: `<Model at 0x7f31>` of two ranks is the same result."""
 PROCESS = re.compile(r"ipykernel_\d+")
+PEER = re.compile(r"\[[\w.:]+\]:\d+")
+"""The other end of a connection, as gloo names it: its port is chance."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def fold_tracebacks(outcomes: Sequence[Outcome], *, labelled: bool = True) -> li
     causes = [o for o in outcomes if o.status in ("error", "interrupted")]
     for outcome in sorted(causes or [o for o in outcomes if o.status == "released"], key=_order):
         text = "\n".join(outcome.traceback) or f"{outcome.ename}: {outcome.evalue}"
-        key = PROCESS.sub("", ADDRESS.sub("0x", text))
+        key = _comparable(text)
         groups.setdefault(key, ([], _failed_at(outcome), text))[0].append(outcome.rank)
     folded = []
     for shared, _, text in groups.values():
@@ -75,7 +77,8 @@ def fold_tracebacks(outcomes: Sequence[Outcome], *, labelled: bool = True) -> li
 def cause_in_words(failed: Sequence[Outcome]) -> str:
     """Which ranks failed with what, the first in time first: the others may have failed because of it."""
     first = min(failed, key=_order)
-    same = [o.rank for o in failed if (o.ename, o.evalue, o.line) == (first.ename, first.evalue, first.line)]
+    alike = (first.ename, _comparable(first.evalue), first.line)
+    same = [o.rank for o in failed if (o.ename, _comparable(o.evalue), o.line) == alike]
     others = [o.rank for o in failed if o.rank not in same]
     place = f" in line {first.line} of the cell" if first.line else ""
     said = next(iter(first.evalue.strip().splitlines()), "")
@@ -93,6 +96,11 @@ def waits_in_words(places: dict[int, tuple[str, int | None]]) -> str:
     for (name, line), ranks in by_place.items():
         said.append(f"{in_words(ranks)} in {name or 'a collective'}{f', line {line}' if line else ''}")
     return "; ".join(said)
+
+
+def _comparable(text: str) -> str:
+    """The text of an error without what differs from process to process."""
+    return PEER.sub("", PROCESS.sub("", ADDRESS.sub("0x", text)))
 
 
 def _order(outcome: Outcome) -> tuple[float, int]:

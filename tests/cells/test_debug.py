@@ -121,6 +121,8 @@ def test_after_a_lack_of_memory_the_frames_go_at_once_unless_they_are_asked_for(
     refused = ranks2.run("%ddl debug")
     assert refused.ename == "DebugError"
     assert "%%ddl --keep-frames" in refused.evalue
+    ranks2.run("%%ddl\nif rank == 1:\n    raise torch.OutOfMemoryError('full')\nddl.barrier()")
+    assert "rank 1 dropped" in ranks2.run("%ddl debug").evalue  # rather than the prompt of a rank that only waited
     assert "freed" not in ranks2.run(f"%%ddl --keep-frames\n{code}").stdout
     assert ranks2.run('%ddl debug -c "p big.sum()"').stdout.endswith("tensor(10.)\n")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddl_magics.protocol import Outcome
-from ddl_magics.views.outputs import fold_outputs, fold_tracebacks
+from ddl_magics.views.outputs import cause_in_words, fold_outputs, fold_tracebacks
 
 
 def test_equal_results_appear_once_with_their_ranks():
@@ -51,3 +51,6 @@ def test_equal_tracebacks_appear_once_and_the_first_failure_first():
 def test_process_numbers_and_addresses_do_not_make_tracebacks_differ():
     outcomes = [error(r, f"/tmp/ipykernel_{70 + r}/1.py <X at 0x7f00{r:06x}>", None) for r in range(2)]
     assert [ranks for ranks, _ in fold_tracebacks(outcomes)] == [(0, 1)]
+    outcomes = [error(r, f"pair.cc:553] Connection closed by peer [127.0.0.1]:{4000 + r}. GLHF", 1.0) for r in (0, 1)]
+    assert [ranks for ranks, _ in fold_tracebacks(outcomes)] == [(0, 1)]
+    assert cause_in_words(outcomes).startswith("ranks 0-1 failed")

@@ -211,6 +211,8 @@ def test_the_end_says_who_failed_and_who_was_released():
     assert "rank 1 failed after 3:31" in text
     assert "rank 1 failed: ValueError: odd batch cell line 7" in text
     assert "ranks 0,2-3 released" in text
+    in_vain = [Outcome(0, "released"), *(Outcome(r, "ok") for r in (1, 2, 3))]
+    assert "rank 0 released after 3:31" in words(panel_html(history(finish=in_vain).view(5000.0)))
     assert "finished in" in words(panel_html(history(finish=[Outcome(r, "ok") for r in range(4)]).view()))
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import pytest
 
 from ddl_magics.protocol import Outcome, Sample, Waiting
 from ddl_magics.telemetry.history import History, RankInfo, RunInfo
+from ddl_magics.views.holdups import called
 from ddl_magics.views.panel import Panel, still_picture
 from ddl_magics.views.panel_html import panel_html
 from ddl_magics.views.standing import ADVICE
@@ -209,6 +211,7 @@ def test_a_released_rank_says_from_what():
     freed = Waiting("barrier", 3.0, (0, 1, 2, 3), "0", 5, call="ddl.barrier")
     running.finish([Outcome(0, "released", line=12, waiting=freed), Outcome(1, "error", 1.0, "ValueError", "x")])
     assert re.search(r"rank 0 +released from ddl.barrier +cell line 12", panel_text(running.view()))
+    assert called(replace(freed, call="", name="")) == "a collective"
 
 
 def test_a_rank_that_has_ended_the_cell_or_is_not_in_it_is_named_so():
