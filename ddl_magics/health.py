@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import wait
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ipyparallel as ipp
@@ -34,6 +35,17 @@ MESSAGES = re.compile(r"\b(send|recv|isend|irecv|batch_isend_irecv|P2POp|send_ob
 """Point-to-point calls, which no group counts: one may be left behind unread when a cell fails."""
 
 
+@dataclass(frozen=True)
+class Damage:
+    """What must be mended before the next cell."""
+
+    cell: int
+    """After which."""
+    why: str
+    group: bool = True
+    """The process group must be made anew; else only models are brought to the beginning of a step."""
+
+
 class Health:
     """Of the process group of one cluster."""
 
@@ -41,9 +53,7 @@ class Health:
         self._cluster = cluster
         self._deaths = deaths
         self._counts = {fact["rank"]: fact["groups"] for fact in cluster.facts}
-        self._broken_in = 0
-        """The cell after which the group could not be used any more; 0: it can."""
-        self._why = ""
+        self._damage: Damage | None = None
         self._last = 0
         """The last cell that ended."""
         self._attempts = 0
@@ -57,19 +67,21 @@ class Health:
         self._counts |= {outcome.rank: outcome.groups for outcome in outcomes}
         failed = any(outcome.status != "ok" for outcome in outcomes)
         if any(outcome.broken for outcome in outcomes) or list(silent):
-            self._broken(request.cell, "collectives were cut off")
+            self._add(Damage(request.cell, "collectives were cut off"))
         elif failed and MESSAGES.search(request.code):
-            self._broken(request.cell, "a message may have been left unread")
+            self._add(Damage(request.cell, "a message may have been left unread"))
         elif out_of_step(self._counts):
-            self._broken(request.cell, "ranks made different numbers of collectives")
+            self._add(Damage(request.cell, "ranks made different numbers of collectives"))
+        elif any(outcome.unsettled for outcome in outcomes):
+            self._add(Damage(request.cell, "a training step was cut off", group=False))
 
     def cut_off(self) -> None:
         """Connections were closed between cells."""
-        self._broken(self._last, "collectives were cut off")
+        self._add(Damage(self._last, "collectives were cut off"))
 
-    def _broken(self, cell: int, why: str) -> None:
-        if not self._broken_in:
-            self._broken_in, self._why = cell, why
+    def _add(self, damage: Damage) -> None:
+        if self._damage is None or (damage.group and not self._damage.group):
+            self._damage = damage
 
     def mend(self, screen: Screen) -> None:
         """Make the group anew where that is needed, and say so; every rank is idle.
@@ -79,10 +91,11 @@ class Health:
         RecoveryError
             It could not be made; the next cell tries again.
         """
-        if not self._broken_in:
+        damage = self._damage
+        if damage is None:
             return
         self._attempts += 1
-        ranks = dict.fromkeys(range(self._cluster.n), (f"attempt {self._attempts}",))
+        ranks = dict.fromkeys(range(self._cluster.n), (f"attempt {self._attempts}", damage.group))
         futures = self._cluster.client.call("ddl_magics.rank.bootstrap:recover", ranks)
         try:
             told = self._cluster.wait(futures, timeout=RECOVER_S, check=self._deaths.check)
@@ -91,28 +104,35 @@ class Health:
             self._end(futures)
             if not isinstance(error, (DDLError, TimeoutError, ipp.RemoteError)):
                 raise
-            msg = f"after In[{self._broken_in}] the process group could not be made anew: {_in_short(error)}"
+            msg = f"after In[{damage.cell}] the process group could not be made anew: {_in_short(error)}"
             raise RecoveryError(msg, "Run the cell again to try again, or %ddl restart") from error
-        screen.write("stderr", "\n".join(self._said(told)) + "\n")
+        screen.write("stderr", "\n".join(_said(damage, told)) + "\n")
         self._counts = {rank: recovered["groups"] for rank, recovered in told.items()}
-        self.mended_after, self._broken_in = self._broken_in, 0
+        self._damage = None
+        if damage.group:
+            self.mended_after = damage.cell
 
     def _end(self, futures: dict[int, Future[Any]]) -> None:
         """Free the ranks that wait for one that failed, and see them idle."""
         self._cluster.client.answers("release", list(futures), timeout=END_S, reason="the recovery failed")
         wait(futures.values(), timeout=END_S)
 
-    def _said(self, told: dict[int, dict[str, Any]]) -> Iterable[str]:
-        """What the user must know, one line for each matter."""
-        models = list(told[0]["models"])
+
+def _said(damage: Damage, told: dict[int, dict[str, Any]]) -> Iterable[str]:
+    """What the user must know, one line for each matter."""
+    models = list(told[0]["models"])
+    if damage.group:
         kept = f"variables are kept, and {', '.join(models)} of ddl.prepare" if models else "variables are kept"
-        yield f"process group made anew after In[{self._broken_in}] ({self._why}); {kept}"
-        for name in models:
-            yield from _apart(name, told)
-        for name, reason in told[0]["closed"].items():
-            yield f"{name} cannot go on: {reason}. Build and prepare it again"
-        if told[0]["lost_groups"]:
-            yield "groups of dist.new_group, and what was built on them outside ddl.prepare, must be made again"
+        yield f"process group made anew after In[{damage.cell}] ({damage.why}); {kept}"
+    else:
+        yield f"{damage.why} in In[{damage.cell}]: {', '.join(models)} of ddl.prepare begins it again"
+    for name in models:
+        yield from _apart(name, told)
+    closed = {name: why for recovered in told.values() for name, why in recovered["closed"].items()}
+    for name, why in closed.items():
+        yield f"{name} cannot go on: {why}. Build and prepare it again"
+    if told[0]["lost_groups"]:
+        yield "groups of dist.new_group, and what was built on them outside ddl.prepare, must be made again"
 
 
 def _apart(name: str, told: dict[int, dict[str, Any]]) -> Iterable[str]:

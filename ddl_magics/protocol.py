@@ -125,6 +125,8 @@ class Outcome(Wire):
     """Bytes by kind where the cell failed, its frames still alive; see `Sample.memory`."""
     broken: bool = False
     """The process group on this rank must be made anew: its connections were closed."""
+    unsettled: bool = False
+    """A model of `ddl.prepare` was in the middle of a step, which a later cell must not go on with."""
 
     @classmethod
     def from_wire(cls, wire: dict[str, Any]) -> Self:

@@ -73,22 +73,27 @@ def join(wire: dict[str, Any], host: str, port: int) -> dict[str, Any]:
     return {"device": world.device, "backend": dist.get_backend(), "groups": group.counts()}
 
 
-def recover(occasion: str) -> dict[str, Any]:
+def recover(occasion: str, regroup: bool) -> dict[str, Any]:
     """Make the process group anew, and the models of this rank work over it; a collective of all ranks, between cells.
 
-    `occasion` names the attempt, the same on all ranks.
+    `occasion` names the attempt, the same on all ranks. Without `regroup` the group is sound and stays, and only the
+    models are brought to the beginning of a step.
 
     Returns what `Scope.recover` tells, with the `groups` and how many collectives each has had, and the number of
     `lost_groups` that nobody made again.
     """
     from ddl_magics.rank import collectives, group
     from ddl_magics.rank.engine import this_kernel
+    from ddl_magics.strategies import zero_library
 
     runner = this_kernel().runner
     runner.forget_failure()
     before = collectives.number_of_groups()
-    group.reopen_group(occasion)
+    if regroup:
+        group.reopen_group(occasion)
     runner.rescue.broken = False
+    if "deepspeed" in sys.modules:  # a program's own use of it too, which no strategy of ours knows of
+        zero_library.forget_old_world()
     told: dict[str, Any] = runner.context.recover()
     lost = max(0, before - collectives.number_of_groups())
     return told | {"groups": group.counts(), "lost_groups": lost}

@@ -127,6 +127,7 @@ class Runner:
             groups=counts,
             memory=self.context.memory(),
             broken=self.rescue.broken or status == "released",
+            unsettled=self.context.unsettled(),
         )
 
     @staticmethod

@@ -52,6 +52,8 @@ class Opened:
     overlay: environment.Overlay
     at: float = field(default_factory=time.time)
     """Unix time at which it was opened."""
+    origin: Store | None = None
+    """The store of the first generation, where this one uses another connection: it may be the server itself."""
     inits: int = 0
     """How often a program made the group again within this generation."""
     adopted: bool = False
@@ -183,16 +185,17 @@ def reopen_group(occasion: str = "") -> None:
         raise UsageOnRankError("No process group was opened", "Call open_group first.")
     opened = _opened
     opened.adopted = False
-    store = _another_client(opened.store)
+    origin = opened.origin or opened.store
+    store = _another_client(origin)
     if occasion:
         _generation = _latest_generation(store, occasion, opened.world)
     pairs.shut()
     close_group()
     try:
         open_group(opened.world, store, timeout=opened.timeout, note=opened.note)
-    except BaseException:
-        _opened = _opened or opened  # for the next attempt
-        raise
+    finally:
+        _opened = _opened or opened  # for the next attempt, where this one failed
+        _opened.origin = origin
 
 
 def _latest_generation(store: Store, occasion: str, world: World) -> int:

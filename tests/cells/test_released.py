@@ -75,6 +75,21 @@ def test_equal_errors_of_all_ranks_cost_no_group(ready):
     assert "made anew" not in after.text
 
 
+def test_a_step_that_failed_alike_on_all_ranks_is_begun_again_and_costs_no_group(ready):
+    assert ready.run(TRAIN.format(strategy="ddp", steps=4), timeout=60).ename is None
+    uninterrupted = ready.run(GO_ON, timeout=60).stdout
+    ready.run("%%ddl\nkeep = dist.new_group(everybody)")
+    assert ready.run(TRAIN.format(strategy="ddp", steps=4), timeout=60).ename is None
+    half = (
+        "%%ddl --no-panel\nfor x, y in ddl.track(loader):\n    ddl.backward(net(x).sum())\n    raise ValueError('all')"
+    )
+    assert "ranks 0-1 failed" in ready.run(half).evalue
+    shown = ready.run(GO_ON, timeout=60)
+    assert "a training step was cut off in In[" in shown.stderr
+    assert shown.stdout == uninterrupted
+    assert ready.run("%%ddl\ndist.all_reduce(torch.ones(1), group=keep)").ename is None
+
+
 def test_ranks_out_of_step_are_found_also_when_nobody_waits(ready):
     shown = ready.run("%%ddl\nif rank == 0:\n    work = dist.all_reduce(torch.ones(3), async_op=True)")
     assert shown.ename is None, shown.text

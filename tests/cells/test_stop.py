@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.cells.scenarios import AFTER, SETUP, check_after
-from tests.notebook import Notebook, alive
+from tests.notebook import Notebook, alive, wait_for
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
 
@@ -114,9 +114,8 @@ def test_the_ranks_can_be_stopped_while_one_is_in_a_collective():
         book.run("%ddl start -n 2", timeout=90)
         book.run("%%ddl -o pids\nimport os, time\nimport torch, torch.distributed as dist\nos.getpid()")
         pids = book.value("pids")
-        cell = book.send("%%ddl --bg\nprint('here', flush=True)\nif rank == 0:\n    dist.barrier()\ntime.sleep(60)")
-        book.result(cell)
-        book.late(cell, "[0-1] here")
+        book.run("%%ddl --bg\nif rank == 0:\n    dist.barrier()\ntime.sleep(60)")
+        wait_for(lambda: "waiting in barrier" in book.run("%ddl status").text)
         stopped = book.run("%ddl stop", timeout=20)
         assert "2 ranks stopped" in stopped.stdout
         assert stopped.seconds < 10
