@@ -22,7 +22,7 @@ CAUSES = {
     signal.SIGBUS: f"{FAULT}, or shared memory is full",
     signal.SIGILL: f"{FAULT}, or one built for another processor",
     signal.SIGFPE: FAULT,
-    signal.SIGABRT: "C or C++ code gave up: abort(), a failed assertion or an uncaught exception",
+    signal.SIGABRT: "C or C++ code gave up, as gloo does when ranks bring tensors of different sizes",
     signal.SIGXCPU: "its time on the processor was used up",
     signal.SIGHUP: "the terminal or login that it belonged to was closed",
 }
