@@ -145,6 +145,16 @@ def test_training_goes_on_from_where_it_was_with_the_same_model(ready, strategy)
     assert shown.stdout == uninterrupted
 
 
+def test_deepspeed_of_the_users_own_forgets_the_world_that_is_gone(ready):
+    code = (
+        "%%ddl\ntotal = torch.ones(1)\ndist.all_reduce(total, group=groups._clone_world_group())\nprint(total.item())"
+    )
+    ready.run("%%ddl\nfrom deepspeed.utils import groups\ngroups.dist = dist", timeout=40)  # as `init_distributed` does
+    assert "[0-1] 2.0" in ready.run(code).text
+    ready.run(SCENARIOS[0].cell())
+    assert "[0-1] 2.0" in ready.run(code, timeout=20).text
+
+
 def test_a_recovery_that_fails_on_one_rank_is_told_and_tried_again(ready):
     ready.run(
         "%%ddl\nfrom ddl_magics.rank import group\nreopen = group.reopen_group\ndef broken(occasion):\n"
