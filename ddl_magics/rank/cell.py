@@ -17,7 +17,7 @@ from ddl_magics.rank import collectives, group
 from ddl_magics.rank.breakpoints import Breakpoints
 from ddl_magics.rank.engine import RankKernel, is_cell_file
 from ddl_magics.rank.postmortem import PostMortem
-from ddl_magics.rank.rescue import Rescue, is_of_closed_connection
+from ddl_magics.rank.rescue import Rescue, closed_connection
 from ddl_magics.rank.signals import undisturbed
 from ddl_magics.rank.world import world_of_one
 
@@ -112,8 +112,9 @@ class Runner:
             return Outcome(self.sampler.rank, "ok", seconds, groups=counts, broken=self.rescue.broken)
         error = getattr(sys, "last_value", None)
         status, waiting = self._status(reply, error), self.rescue.waiting
-        if status == "released" and waiting is None:
-            waiting = Waiting(collectives.name_in(error.__traceback__ if error else None))
+        if status == "released":
+            error = closed_connection(error)  # where it waited, whatever the cell made of that error
+            waiting = waiting or Waiting(collectives.name_in(error.__traceback__ if error else None))
         return Outcome(
             rank=self.sampler.rank,
             status=status,
@@ -134,7 +135,7 @@ class Runner:
     def _status(reply: dict[str, Any], error: BaseException | None) -> Status:
         if reply.get("ename") in {"KeyboardInterrupt", "CancelledError"}:  # the latter in a cell that awaits
             return "interrupted"
-        return "released" if is_of_closed_connection(error) else "error"
+        return "released" if closed_connection(error) else "error"
 
 
 def drop_last_error(shell: Any) -> None:

@@ -72,16 +72,16 @@ class Rescue:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
-def is_of_closed_connection(error: BaseException | None) -> bool:
-    """Whether an error, or what it was raised from, comes of a collective whose connection was closed."""
+def closed_connection(error: BaseException | None) -> BaseException | None:
+    """The error of a collective whose connection was closed: this one, or what it was raised from. None: neither."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         text = f"{type(error).__name__}: {error}"
         if isinstance(error, RuntimeError) and any(sign in text for sign in CLOSED) and "Timed out" not in text:
-            return True
+            return error
         error = error.__cause__ or error.__context__
-    return False
+    return None
 
 
 def abort_nccl() -> bool:

@@ -85,7 +85,7 @@ SCENARIOS = [
              "LookupError: lost", "ddl.barrier", 4),
     Scenario("an error made of an error", "if rank == W:\n    raise ValueError('the cause')\ntry:\n"
              "    dist.barrier()\nexcept RuntimeError as error:\n    raise OSError('training failed') from error",
-             "ValueError: the cause", "barrier", 7),
+             "ValueError: the cause", "barrier", 5),
     Scenario("out of memory", "if rank == W:\n    raise torch.OutOfMemoryError('CUDA out of memory')\ndist.barrier()",
              "OutOfMemoryError: CUDA out of memory", "barrier", 4),
     Scenario("an autograd hook under DDP", "model = DistributedDataParallel(torch.nn.Linear(64, 64))\n"
