@@ -49,7 +49,9 @@ def error_of(outcomes: Sequence[Outcome], stopped: Stopped, running: RunningCell
         return CellInterrupted(f"{stuck}; {restart}" if stuck else "the cell was stopped on every rank")
     if released:
         if running.in_vain:
-            return CellError(running.in_vain, restart or "Every rank must come to each collective, with tensors that fit")
+            return CellError(
+                running.in_vain, restart or "Every rank must come to each collective, with tensors that fit"
+            )
         return _closed(released, running)
     return None
 
