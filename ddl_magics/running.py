@@ -121,7 +121,7 @@ class RunningCell:
             if kind == "ddl_resumed":
                 self.stops.pop(rank, None)
         elif kind == "error":
-            self.spool.write(rank, self.request.cell, "stderr", "\n".join(content["traceback"]) + "\n")
+            self.spool.write(rank, self.request.cell, "traceback", "\n".join(content["traceback"]) + "\n")
         elif kind == "ddl_outcome":
             self.outcomes[rank] = Outcome.from_wire(content["outcome"])
             self.samples.put(Sample.from_wire(content["sample"]))

@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 
 ENTRY = struct.Struct("<IBQId")
 """Cell, stream, offset in the log, length in bytes, Unix time."""
-STREAMS: tuple[Literal["stdout", "stderr"], ...] = ("stdout", "stderr")
+Stream = Literal["stdout", "stderr", "traceback"]
+"""`traceback`: how a cell failed on the rank, which the rank did not print."""
+STREAMS: tuple[Stream, ...] = ("stdout", "stderr", "traceback")
+TAIL = 256
+"""Entries, counted from the end, among which `tail` looks."""
 OPEN_RANKS = 64
 """Ranks whose files stay open between writes: 512 ranks would reach the limit of open files."""
 MAX_WRITE = 1 << 18
@@ -35,7 +39,7 @@ class Record:
 
     rank: int
     cell: int
-    name: Literal["stdout", "stderr"]
+    name: Stream
     time: float
     text: str
 
@@ -56,11 +60,11 @@ class Spool:
         self._lock = Lock()
         self._open: OrderedDict[int, tuple[int, int]] = OrderedDict()
 
-    def write(self, rank: int, cell: int, name: str, text: str) -> None:
+    def write(self, rank: int, cell: int, name: Stream, text: str) -> None:
         """Append what one rank printed. Never raises for a full or missing disk, see `failed`."""
         if not text or self.failed:
             return
-        stream = STREAMS.index("stderr" if name == "stderr" else "stdout")
+        stream = STREAMS.index(name)
         with self._lock:
             try:
                 log, index = self._files(rank)
@@ -108,13 +112,22 @@ class Spool:
         return "".join(sections)
 
     def tail(self, rank: int, size: int = 4096) -> str:
-        """The end of what a rank printed, at most `size` bytes of it; empty where it printed nothing."""
+        """The end of what a rank printed, tracebacks aside, at most `size` bytes; empty where it printed nothing."""
+        found: list[bytes] = []
         try:
-            with self._path(rank, "log").open("rb") as log:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - size))
-                return log.read().decode("utf-8", "replace")
+            with self._path(rank, "index").open("rb") as entries, self._path(rank, "log").open("rb") as log:
+                whole = entries.seek(0, os.SEEK_END) // ENTRY.size
+                first = max(0, whole - TAIL)
+                entries.seek(first * ENTRY.size)
+                last = list(ENTRY.iter_unpack(entries.read((whole - first) * ENTRY.size)))
+                for _, stream, offset, length, _ in reversed(last):
+                    if STREAMS[stream] != "traceback" and size > 0:
+                        log.seek(offset + max(0, length - size))
+                        found.append(log.read(min(length, size)))
+                        size -= length
         except OSError:
             return ""
+        return b"".join(reversed(found)).decode("utf-8", "replace")
 
     def cells(self, rank: int) -> list[int]:
         """The cells in which a rank printed."""

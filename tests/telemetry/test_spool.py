@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from ddl_magics.telemetry.spool import ENTRY, OPEN_RANKS, Spool
+from ddl_magics.telemetry.spool import ENTRY, OPEN_RANKS, TAIL, Spool
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -59,6 +59,20 @@ def test_half_an_entry_is_left_for_later(tmp_path):
         index.write(b"\0" * (ENTRY.size - 1))
     assert spool.read(0) == "whole"
     assert spool.cells(0) == [1]
+
+
+def test_the_tail_is_what_the_rank_printed_last_and_no_traceback(tmp_path):
+    spool = Spool(tmp_path)
+    assert spool.tail(0) == ""
+    for number in range(TAIL):
+        spool.write(0, 1, "stdout", f"{number}\n")
+    spool.write(0, 1, "traceback", "RuntimeError: Connection closed by peer\n")
+    spool.write(0, 2, "stderr", "last words\n")
+    with (tmp_path / "rank-0.index").open("ab") as index:
+        index.write(b"\0")
+    assert spool.tail(0, size=15) == "255\nlast words\n"
+    assert spool.tail(0).startswith("2\n3\n")
+    assert "Connection closed by peer" in spool.read(0)
 
 
 def test_many_ranks_need_few_open_files(tmp_path):
