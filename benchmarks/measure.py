@@ -84,10 +84,16 @@ def number(value: float) -> str:
 
 def table(rows: Sequence[Row]) -> str:
     """A Markdown table that reads as plain text too."""
-    lines = [HEADER, *(row.cells() for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(HEADER))]
+    return grid(HEADER, [row.cells() for row in rows])
+
+
+def grid(head: list[str], lines: list[list[str]]) -> str:
+    """Any such table."""
+    all_lines = [head, *lines]
+    widths = [max(len(line[i]) for line in all_lines) for i in range(len(head))]
     shown = [
-        "| " + " | ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) + " |" for line in lines
+        "| " + " | ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) + " |"
+        for line in all_lines
     ]
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
     return "\n".join([shown[0], rule, *shown[1:]])

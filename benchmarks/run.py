@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import argparse
 import time
+from typing import TYPE_CHECKING
 
-from benchmarks import empty_cell, output, sampler, start, training
+from benchmarks import control, empty_cell, output, sampler, soak, start, training
 from benchmarks.measure import machine, table
 
+if TYPE_CHECKING:
+    from types import ModuleType
+
 BENCHMARKS = [empty_cell, start, training, sampler, output]
+"""Each compares us with another way to do the same."""
+
+REPORTS = [control, soak]
+"""Each has a table of its own."""
 
 
 def main() -> None:
@@ -18,12 +26,21 @@ def main() -> None:
     quick = parser.parse_args().quick
     where, began, rows = machine(), time.monotonic(), []
     for benchmark in BENCHMARKS:
-        name = benchmark.__name__.rpartition(".")[2]
-        print(f"bench: {name}: {(benchmark.__doc__ or '').splitlines()[0]}", flush=True)
+        announce(benchmark)
         found = benchmark.measure(quick)
         print(table(found) + "\n", flush=True)
         rows += found
-    print(f"{where}\n\n{table(rows)}\n\n{(time.monotonic() - began) / 60:.0f} minutes")
+    print(f"{where}\n\n{table(rows)}\n", flush=True)
+    for benchmark in REPORTS:
+        announce(benchmark)
+        print(benchmark.report(quick=quick) + "\n", flush=True)
+    print(f"{(time.monotonic() - began) / 60:.0f} minutes")
+
+
+def announce(benchmark: ModuleType) -> None:
+    """Say what is measured now."""
+    name = benchmark.__name__.rpartition(".")[2]
+    print(f"bench: {name}: {(benchmark.__doc__ or '').splitlines()[0]}", flush=True)
 
 
 if __name__ == "__main__":
