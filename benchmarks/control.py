@@ -56,7 +56,7 @@ def report(*, quick: bool) -> str:
         notebook = ddl(ranks)
         notebook.run(ASK)
         for name, busy in {"nothing": "", **BUSY}.items():
-            taken = asked(notebook, 2 if quick else 15, busy)
+            taken = asked(notebook, 2 if quick else 8, busy)
             load = f"{os.getloadavg()[0]:.1f}"
             shares = [taken[int(share * (len(taken) - 1))] for share in (0.5, 0.95, 1.0)]
             late = sum(ms > PROMISED_MS for ms in taken)

@@ -229,7 +229,7 @@ ALL_RAISE = [
     Kind(
         "all ranks raise",
         "all raise",
-        "if rank != W:\n    time.sleep(0.15)\n    raise KeyError('second')\n"
+        "dist.barrier()\nif rank != W:\n    time.sleep(0.5)\n    raise KeyError('second')\n"
         "happened()\nraise ValueError('first')  # fails",
         "ValueError: first",
     ),

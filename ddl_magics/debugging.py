@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddl_magics.errors import DebugError
 from ddl_magics.prompt import HELP, Prompt, cannot_ask, labelled
-from ddl_magics.views.outputs import waits_in_words
+from ddl_magics.views.outputs import place_in_words, waits_in_words
 from ddl_magics.views.ranges import in_words
 from ddl_magics.views.screen import TerminalScreen
 
@@ -167,7 +167,9 @@ class Conversation:
     def _others_in_words(self) -> str:
         running = self._running
         states = {rank: state for rank, state in running.where(LOOK_S).items() if rank not in running.stopped}
-        waiting = {r: (s["waiting"]["name"], s["line"]) for r, s in states.items() if s.get("waiting")}
+        waiting = {
+            r: place_in_words(s["waiting"]["name"], s["line"], s["of"]) for r, s in states.items() if s.get("waiting")
+        }
         at_work = {r: s["line"] for r, s in states.items() if r not in waiting}
         said = [f"waiting: {waits_in_words(waiting)}"] if waiting else []
         said += [f"running: {by_line(at_work)}"] if at_work else []

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ddl_magics import waits
-from ddl_magics.views.outputs import cause_in_words, waits_in_words
+from ddl_magics.views.outputs import cause_in_words, place_in_words, waits_in_words
 from ddl_magics.views.ranges import in_words
 
 if TYPE_CHECKING:
@@ -107,5 +107,6 @@ def _tensors(collective: dict[str, Any]) -> str:
 
 def _places(states: States) -> str:
     return waits_in_words({
-        rank: (state["waiting"]["call"] or state["waiting"]["name"], state["line"]) for rank, state in states.items()
+        rank: place_in_words(state["waiting"]["call"] or state["waiting"]["name"], state["line"], state["of"])
+        for rank, state in states.items()
     })  # fmt: skip

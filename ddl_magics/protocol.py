@@ -115,6 +115,8 @@ class Outcome(Wire):
     traceback: tuple[str, ...] = ()
     line: int | None = None
     """The line of the user's cell where the error came from."""
+    of: str = ""
+    """`In[3]` where that is a line of an earlier cell, whose function this one called."""
     failed_at: float | None = None
     """Unix time of the failure on that rank: the first in time is the likely cause."""
     waiting: Waiting | None = None

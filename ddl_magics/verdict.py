@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddl_magics.errors import CellError, CellInterrupted, by_name
 from ddl_magics.views import shortage
-from ddl_magics.views.outputs import cause_in_words, fold_tracebacks, waits_in_words
+from ddl_magics.views.outputs import cause_in_words, fold_tracebacks, place_in_words, waits_in_words
 from ddl_magics.views.ranges import in_words
 
 if TYPE_CHECKING:
@@ -67,13 +67,14 @@ def _look_into(failed: Outcome, running: RunningCell) -> str:
 
 def _closed(released: Sequence[Outcome], running: RunningCell) -> CellError:
     """Nobody failed or stopped the cell, and yet connections were closed: of a group that is gone, most likely."""
+    if not running.mended_after:
+        return CellError(cause_in_words(released), "", _tracebacks(released, running))
+    message = f"{_in_places(released)}: a process group from before In[{running.mended_after}] was used, which is gone"
     remedy = (
-        f"A process group from before In[{running.mended_after}] went when that failed: make it again, with what was "
-        "built on it (dist.new_group, DistributedDataParallel, deepspeed.initialize); models of ddl.prepare go on"
-        if running.mended_after
-        else ""
+        "Make it again, with what was built on it (dist.new_group, DistributedDataParallel, deepspeed.initialize); "
+        "models of ddl.prepare go on by themselves"
     )
-    return CellError(cause_in_words(released), remedy, _tracebacks(released, running))
+    return CellError(message, remedy, _tracebacks(released, running))
 
 
 def _tracebacks(outcomes: Sequence[Outcome], running: RunningCell) -> str:
@@ -85,16 +86,19 @@ def _freed(released: Sequence[Outcome]) -> str:
     """Who was freed from where, in one line."""
     if not released:
         return ""
-    places = {o.rank: ((o.waiting.call or o.waiting.name) if o.waiting else "", o.line) for o in released}
-    return f"freed: {waits_in_words(places)}; variables are kept"
+    return f"freed: {_in_places(released)}; variables are kept"
+
+
+def _in_places(released: Sequence[Outcome]) -> str:
+    waited = {o.rank: ((o.waiting.call or o.waiting.name) if o.waiting else "") or "a collective" for o in released}
+    return waits_in_words({o.rank: place_in_words(waited[o.rank], o.line, o.of) for o in released})
 
 
 def _when_stopped(running: RunningCell) -> str:
     """Where the ranks were when the cell was stopped."""
-    by_place: dict[str, list[int]] = {}
-    for rank, state in sorted(running.places.items()):
+    places = {}
+    for rank, state in running.places.items():
         waiting = state.get("waiting") or {}
         what = waiting.get("call") or waiting.get("name") or state["source"]
-        by_place.setdefault(f"{what}, line {state['line']}" if state["line"] else state["state"], []).append(rank)
-    where = "; ".join(f"{in_words(ranks)} in {place}" for place, ranks in by_place.items())
-    return f", {where}" if where else ""
+        places[rank] = place_in_words(what, state["line"], state["of"]) if state["line"] else state["state"]
+    return f", {waits_in_words(places)}" if places else ""

@@ -46,7 +46,7 @@ def join(wire: dict[str, Any], host: str, port: int) -> dict[str, Any]:
     from ddl_magics.rank.cell import Runner
     from ddl_magics.rank.completion import page_in_output
     from ddl_magics.rank.context import Context
-    from ddl_magics.rank.engine import is_cell_file, this_kernel
+    from ddl_magics.rank.engine import cell_name, is_cell_file, this_kernel
     from ddl_magics.rank.rescue import Rescue
     from ddl_magics.rank.sampler import Sampler
     from ddl_magics.rank.whereabouts import Whereabouts
@@ -57,7 +57,7 @@ def join(wire: dict[str, Any], host: str, port: int) -> dict[str, Any]:
     group.join(world, host, port)
     context = Context(world)
     kernel = this_kernel()
-    whereabouts = Whereabouts(is_cell_file)
+    whereabouts = Whereabouts(is_cell_file, cell_name)
     rescue = Rescue(whereabouts)
     sampler = Sampler(context, lambda kind, content: kernel.publish(kind, content, parent={}), whereabouts, rescue)
     kernel.runner = Runner(kernel, context, sampler, rescue)

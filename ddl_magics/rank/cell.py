@@ -15,15 +15,13 @@ from ddl_magics.errors import DDLError
 from ddl_magics.protocol import CellRequest, Outcome, Status, Waiting
 from ddl_magics.rank import collectives, group
 from ddl_magics.rank.breakpoints import Breakpoints
-from ddl_magics.rank.engine import RankKernel, is_cell_file
+from ddl_magics.rank.engine import RankKernel, cell_name, is_cell_file
 from ddl_magics.rank.postmortem import PostMortem
 from ddl_magics.rank.rescue import Rescue, closed_connection
 from ddl_magics.rank.signals import undisturbed
 from ddl_magics.rank.world import world_of_one
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from ddl_magics.rank.context import Context
     from ddl_magics.rank.sampler import Sampler
 
@@ -115,6 +113,7 @@ class Runner:
         if status == "released":
             error = closed_connection(error)  # where it waited, whatever the cell made of that error
             waiting = waiting or Waiting(collectives.name_in(error.__traceback__ if error else None))
+        line, of = place_of(error)
         return Outcome(
             rank=self.sampler.rank,
             status=status,
@@ -122,7 +121,8 @@ class Runner:
             ename=reply.get("ename", ""),
             evalue=reply.get("evalue", ""),
             traceback=tuple(reply.get("traceback", ())),
-            line=line_of(error),
+            line=line,
+            of=of,
             failed_at=time.time(),
             waiting=waiting if status == "released" else None,
             groups=counts,
@@ -149,14 +149,16 @@ def drop_last_error(shell: Any) -> None:
     gc.collect()  # an exception and its frames refer to one another
 
 
-def line_of(error: BaseException | None) -> int | None:
-    """Line of the user's cell where an error came from: the innermost frame of a cell, or where it does not parse."""
+def place_of(error: BaseException | None) -> tuple[int | None, str]:
+    """Line of the user's code where an error came from: of the innermost frame of a cell, or where it does not parse.
+
+    With the name of the cell, where that is an earlier one.
+    """
     if isinstance(error, SyntaxError):
-        return error.lineno
-    line = None
-    traceback: TracebackType | None = getattr(error, "__traceback__", None)
-    while traceback:
-        if is_cell_file(traceback.tb_frame.f_code.co_filename):
-            line = traceback.tb_lineno
-        traceback = traceback.tb_next
-    return line
+        return error.lineno, ""
+    frames = traceback.walk_tb(getattr(error, "__traceback__", None))
+    places = [(frame.f_code.co_filename, line) for frame, line in frames if is_cell_file(frame.f_code.co_filename)]
+    if not places:
+        return None, ""
+    (present, _), (file, line) = places[0], places[-1]
+    return line, "" if file == present else cell_name(file)

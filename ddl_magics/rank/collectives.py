@@ -106,7 +106,7 @@ def _ranks_of(name: str) -> tuple[int, ...]:
 
 
 def _on_stack(frame: FrameType | None) -> Waiting | None:
-    for one in _outwards(frame):
+    for one in outwards(frame):
         function = _function_of_torch(one)
         if function in POINT_TO_POINT | RENDEZVOUS:
             return Waiting(name=function, group=_ends(one))
@@ -120,7 +120,7 @@ def _ends(frame: FrameType) -> tuple[int, ...]:
     return () if peer is None or c10d._world.default_pg is None else tuple(sorted({c10d.get_rank(), peer}))
 
 
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+def outwards(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back

@@ -73,6 +73,7 @@ class Sampler:
             "cell": running.cell if running else 0,
             "line": place.line if place else None,
             "source": place.source if place else "",
+            "of": place.of if place else "",
             "waiting": waiting.to_wire() if waiting else None,
             "memory": self._context.memory(),
         }

@@ -35,14 +35,17 @@ class Place:
     line: int | None
     """Of the cell; the innermost one."""
     source: str
+    of: str
+    """`In[3]` where that line is of an earlier cell."""
     waiting: Waiting | None
 
 
 class Whereabouts:
-    """Looks at the main thread. `is_cell` tells whether a file name is a cell's."""
+    """Looks at the main thread. `is_cell` tells whether a file name is a cell's, `cell_name` which: `In[3]`."""
 
-    def __init__(self, is_cell: Callable[[str], bool]) -> None:
+    def __init__(self, is_cell: Callable[[str], bool], cell_name: Callable[[str], str] = str) -> None:
         self._is_cell = is_cell
+        self._cell_name = cell_name
         self._main = threading.main_thread().ident or 0
         self._same: tuple[Any, float] = (None, 0.0)
         """A point-to-point call, which no recorder times, and since when it was seen."""
@@ -50,15 +53,15 @@ class Whereabouts:
     def look(self) -> Place:
         """The user's line and the collective, if it waits in one."""
         frame = sys._current_frames().get(self._main)
-        cell = frame
-        while cell and not self._is_cell(cell.f_code.co_filename):
-            cell = cell.f_back
+        cells = [one for one in collectives.outwards(frame) if self._is_cell(one.f_code.co_filename)]
         waiting = collectives.under_way(frame)
         if waiting is not None:
             waiting = dataclasses.replace(self._timed(waiting, frame), call=_call_of_context(frame))
-        if cell is None:
-            return Place(frame, None, "", waiting)
-        return Place(frame, cell.f_lineno, _source(cell), waiting)
+        if not cells:
+            return Place(frame, None, "", "", waiting)
+        innermost, file = cells[0], cells[0].f_code.co_filename
+        of = "" if file == cells[-1].f_code.co_filename else self._cell_name(file)
+        return Place(frame, innermost.f_lineno, _source(innermost), of, waiting)
 
     def stack(self) -> list[dict[str, Any]]:
         """Frames of the main thread, outermost first, from the cell inwards where there is one."""

@@ -77,25 +77,30 @@ def fold_tracebacks(outcomes: Sequence[Outcome], *, labelled: bool = True) -> li
 def cause_in_words(failed: Sequence[Outcome]) -> str:
     """Which ranks failed with what, the first in time first: the others may have failed because of it."""
     first = min(failed, key=_order)
-    alike = (first.ename, _comparable(first.evalue), first.line)
-    same = [o.rank for o in failed if (o.ename, _comparable(o.evalue), o.line) == alike]
+    same = [o.rank for o in failed if _alike(o) == _alike(first)]
     others = [o.rank for o in failed if o.rank not in same]
-    place = f" in line {first.line} of the cell" if first.line else ""
+    place = f" in line {first.line} of {first.of or 'the cell'}" if first.line else ""
     said = next(iter(first.evalue.strip().splitlines()), "")
     said = said if len(said) <= 200 else f"{said[:199]}…"
     message = f"{in_words(same)} failed{place} with {first.ename}" + (f": {said}" if said else "")
     return f"{message}; {in_words(others)} failed after that" if others else message
 
 
-def waits_in_words(places: dict[int, tuple[str, int | None]]) -> str:
-    """`ranks 0,2-3 in all_reduce, line 5`, from the collective and the line of each rank."""
-    by_place: dict[tuple[str, int | None], list[int]] = {}
+def _alike(outcome: Outcome) -> tuple[object, ...]:
+    return outcome.ename, _comparable(outcome.evalue), outcome.line, outcome.of
+
+
+def place_in_words(what: str, line: int | None, of: str = "") -> str:
+    """`all_reduce, line 5`, and `all_reduce, line 5 of In[3]` for a line of an earlier cell."""
+    return what + (f", line {line}" if line else "") + (f" of {of}" if line and of else "")
+
+
+def waits_in_words(places: dict[int, str]) -> str:
+    """`ranks 0,2-3 in all_reduce, line 5`, from the place of each rank."""
+    by_place: dict[str, list[int]] = {}
     for rank, place in sorted(places.items()):
         by_place.setdefault(place, []).append(rank)
-    said = []
-    for (name, line), ranks in by_place.items():
-        said.append(f"{in_words(ranks)} in {name or 'a collective'}{f', line {line}' if line else ''}")
-    return "; ".join(said)
+    return "; ".join(f"{in_words(ranks)} in {place}" for place, ranks in by_place.items())
 
 
 def _comparable(text: str) -> str:

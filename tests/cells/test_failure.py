@@ -34,7 +34,7 @@ def test_identical_tracebacks_show_once(ranks2):
 def test_an_error_in_a_function_of_an_earlier_cell_names_both_lines(ranks2):
     ranks2.run("%%ddl\ndef divide(x):\n    return 1 / x")
     shown = ranks2.run("%%ddl\ndivide(rank)")
-    assert "rank 0 failed" in shown.evalue
+    assert "rank 0 failed in line 3 of In[" in shown.evalue
     assert "return 1 / x" in shown.traceback
     assert "divide(rank)" in shown.traceback
 

@@ -105,7 +105,8 @@ def test_a_group_that_is_gone_is_named_when_it_is_used(ready):
     for use in ("dist.all_reduce(torch.ones(1), group=old)", "wrapped(torch.ones(1, 2)).sum().backward()"):
         shown = ready.run(f"%%ddl\n{use}", timeout=20)
         assert shown.ename == "CellError", shown.text
-        assert "A process group from before In[" in shown.evalue
+        assert "a process group from before In[" in shown.evalue
+        assert "Make it again" in shown.evalue
         check_after(ready.run(AFTER, timeout=20).text, 2)
 
 
