@@ -42,30 +42,34 @@ class Rescue:
         """What it waited in then."""
         self.broken = False
         """Connections were closed since the process groups were made."""
+        self._at_work = threading.Lock()
+        """Held while connections are closed: a cell does not end meanwhile, or the next groups' would be closed too."""
 
     def begin(self, run: str) -> None:
         """A cell begins."""
         self.run, self.reason, self.waiting = run, "", None
 
     def end(self) -> None:
-        """The cell has ended: a request to free it comes too late."""
-        self.run = ""
+        """The cell has ended, once a request to free it that is under way is met: a later one comes too late."""
+        with self._at_work:
+            self.run = ""
 
     def release(self, reason: str, run: str = "") -> dict[str, Any]:
         """Close every collective of this rank, so that it fails at once here and on its peers.
 
         `run`: the cell that is meant; without one whatever the main thread does.
         """
-        if run and run != self.run:
-            return {"shut": 0, "aborted": False}
-        place = self._whereabouts.look()
-        if not self.reason:
-            self.reason, self.waiting = reason or "another rank failed", place.waiting
-        self.broken = True
-        shut = pairs.shut()
-        if place.waiting is None or place.waiting.name in collectives.RENDEZVOUS:
-            group.free_from_store()
-        return {"shut": shut, "aborted": abort_nccl()}
+        with self._at_work:
+            if run and run != self.run:
+                return {"shut": 0, "aborted": False}
+            place = self._whereabouts.look()
+            if not self.reason:
+                self.reason, self.waiting = reason or "another rank failed", place.waiting
+            self.broken = True
+            shut = pairs.shut()
+            if place.waiting is None or place.waiting.name in collectives.RENDEZVOUS:
+                group.free_from_store()
+            return {"shut": shut, "aborted": abort_nccl()}
 
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt in the main thread; it is raised when that is back in Python."""

@@ -50,6 +50,31 @@ def test_a_request_to_free_a_cell_that_has_ended_does_nothing():
     assert not freed.broken
 
 
+def test_a_cell_does_not_end_while_its_connections_are_being_closed(monkeypatch):
+    shutting, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def shut():
+        shutting.set()
+        assert go_on.wait(20)
+        return 3
+
+    monkeypatch.setattr(pairs, "shut", shut)
+    freed = Rescue(Whereabouts(lambda _: False))
+    freed.begin("one")
+    answers = []
+    asked = threading.Thread(target=lambda: answers.append(freed.release("stopped", run="one")))
+    asked.start()
+    assert shutting.wait(20)
+    main = threading.Thread(target=lambda: (freed.end(), ended.set()))
+    main.start()
+    assert not ended.wait(0.3)
+    go_on.set()
+    for thread in (asked, main):
+        thread.join(20)
+    assert ended.is_set()
+    assert (answers, freed.broken) == ([{"shut": 3, "aborted": False}], True)
+
+
 def test_without_groups_nothing_is_shut():
     assert pairs.shut() == 0
     assert collectives.under_way() is None
