@@ -263,7 +263,7 @@ def run(cells: int, minutes: float, seed: int, n: int, log: Path | None = None) 
     loads = []
     with ExitStack() as stack:
         soak = Soak(n, seed, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ddl-soak-"))))
-        stack.callback(end_all, soak.book)
+        stack.callback(soak.book.end_all)
         soak.start()
         for number in range(cells):
             if minutes and time.time() - began > minutes * 60:
@@ -281,13 +281,6 @@ def run(cells: int, minutes: float, seed: int, n: int, log: Path | None = None) 
     load = f"load {min(loads):.1f} to {max(loads):.1f}, median {statistics.median(loads):.1f}"
     about = f"{where}; {n} ranks, seed {seed}, {len(soak.results)} cells in {taken:.0f} minutes; {load}"
     return f"{about}\n\n{table(soak.results)}\n\n{held_table(soak.held, soak.lived)}\n\nLeft: {', '.join(left)}"
-
-
-def end_all(book: SoakNotebook) -> None:
-    """Leave no process of a run that broke off."""
-    for process in (left := book.processes()):
-        process.kill()
-    psutil.wait_procs(left, timeout=10)
 
 
 def report(*, quick: bool) -> str:

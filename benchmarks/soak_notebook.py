@@ -79,6 +79,12 @@ class SoakNotebook(Notebook):
                     found.add(process)
         return found
 
+    def end_all(self) -> None:
+        """Leave no process of a run that broke off."""
+        for process in (left := self.processes()):
+            process.kill()
+        psutil.wait_procs(left, timeout=10)
+
     def files(self) -> list[Path]:
         """What clusters have left in their folders."""
         return [path for path in self.runtime.rglob("*") if path.is_file()]

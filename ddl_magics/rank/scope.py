@@ -113,7 +113,8 @@ class Scope:
         """
         checked = spec.check(spec.parse(request.strategy), self.world.world_size, self.world.local_world_size)
         self.hardware.require(request.precision)
-        self._mend_group(request)
+        if checked.name != "single":  # a cell of rank 0 alone needs no group, and no other rank comes
+            self._mend_group(request)
         self._start(request)
         self._strategy_text = checked.text
         self.hardware.activate()
