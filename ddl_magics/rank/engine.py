@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextvars
 import os
+import signal
 import sys
 import threading
 from functools import partial
@@ -21,7 +22,7 @@ from ipyparallel.engine.kernel import IPythonParallelKernel
 
 from ddl_magics.errors import UsageOnRankError
 from ddl_magics.protocol import CellRequest
-from ddl_magics.rank.signals import undisturbed
+from ddl_magics.rank.signals import heard, undisturbed
 
 _in_cell: contextvars.ContextVar[bool] = contextvars.ContextVar("in a cell")
 
@@ -53,7 +54,8 @@ class RankKernel(IPythonParallelKernel):
         parent = self.get_parent("shell")
         wire = parent.get("metadata", {}).get("ddl")
         if wire is None or self.runner is None:
-            return await super().do_execute(*args, **kwargs)  # type: ignore[no-any-return]
+            with heard():
+                return await super().do_execute(*args, **kwargs)  # type: ignore[no-any-return]
         code = kwargs["code"] if "code" in kwargs else args[0]
         request = CellRequest.from_wire({**wire, "code": code})
         self.cell_parent = parent
@@ -63,12 +65,22 @@ class RankKernel(IPythonParallelKernel):
             self.shell_channel_thread: Any = _MainThreadOnly
             _in_cell.set(True)
             try:
-                return await super(RankKernel, self).do_execute(*args, **kwargs)  # type: ignore[no-any-return]
+                with heard():
+                    return await super(RankKernel, self).do_execute(*args, **kwargs)  # type: ignore[no-any-return]
             finally:
                 self.shell_channel_thread = before
                 _in_cell.set(False)
 
         return await self.runner.run(request, execute)  # type: ignore[no-any-return]
+
+    def do_apply(self, *args: Any, **kwargs: Any) -> Any:
+        """Run an errand of the notebook."""
+        with heard():
+            return super().do_apply(*args, **kwargs)
+
+    def pre_handler_hook(self) -> None:
+        """Leave SIGINT to those who run the user's code, see `rank.signals`."""
+        self.saved_sigint_handler = signal.getsignal(signal.SIGINT)
 
     def show_traceback(self, *args: Any, **kwargs: Any) -> None:
         """As IPython does, which takes seconds on a busy machine; an interrupt in it would bury the traceback."""

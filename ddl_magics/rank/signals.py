@@ -1,20 +1,42 @@
-"""When an interrupt must not be heard: while a rank says how a cell ended."""
+"""When an interrupt is heard: while the user's code runs, and at no other time.
+
+ipykernel hears it during the whole handling of a message. One that comes while a rank says how its cell ended, or that
+the kernel takes the next message, would bury the traceback or end the loop that takes messages, for good; and Stop
+asks again while it waits, so that a second one often comes then. Main thread only.
+"""
 
 from __future__ import annotations
 
 import signal
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 @contextmanager
+def heard() -> Iterator[None]:
+    """Within it SIGINT raises KeyboardInterrupt."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        _put_back(before)
+
+
+@contextmanager
 def undisturbed() -> Iterator[None]:
-    """Within it SIGINT does nothing: Stop asks again while it waits, and the first time was enough. Main thread."""
+    """Within it SIGINT does nothing."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        _put_back(before)
+
+
+def _put_back(handler: Any) -> None:
+    try:
+        signal.signal(signal.SIGINT, handler)
+    except KeyboardInterrupt:  # just before: what it was to end has ended
+        signal.signal(signal.SIGINT, handler)

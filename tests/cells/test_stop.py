@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import random
+import signal
+import threading
 import time
 
 import pytest
@@ -62,6 +66,27 @@ def test_a_second_press_hurries_and_corrupts_nothing(ready):
     assert shown.ename == "KeyboardInterrupt", shown.text
     assert seconds < 4
     assert "closing the collectives of ranks 0-1" in shown.stderr
+    check_after(ready.run(AFTER, timeout=20).text, 2)
+
+
+def test_interrupts_at_any_moment_leave_ranks_that_work(ready):
+    """Also those that come while a rank takes a message, tells its outcome or shows a traceback."""
+    ready.run("%%ddl -o pids\nimport os\nos.getpid()")
+    pids, over = ready.value("pids"), threading.Event()
+
+    def storm():
+        while not over.wait(random.uniform(0, 0.02)):
+            for pid in pids:
+                os.kill(pid, signal.SIGINT)
+
+    thread = threading.Thread(target=storm)
+    thread.start()
+    try:
+        enames = {ready.run("%%ddl --no-panel\nfor _ in range(3):\n    time.sleep(0.002)").ename for _ in range(20)}
+    finally:
+        over.set()
+        thread.join()
+    assert enames <= {None, "KeyboardInterrupt"}
     check_after(ready.run(AFTER, timeout=20).text, 2)
 
 
