@@ -7,13 +7,15 @@ next ones would meet the wrong ones and hang, or worse, succeed. Variables are k
 from __future__ import annotations
 
 import re
+import time
 from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ipyparallel as ipp
 
-from ddl_magics.errors import DDLError, RecoveryError
+from ddl_magics.errors import CellInterrupted, DDLError, RecoveryError
+from ddl_magics.ladder import presses_counted
 from ddl_magics.views.ranges import in_words
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 RECOVER_S = 30.0
 """Seconds that the ranks have to make the group and what holds it anew."""
 
-END_S = 5.0
+END_S = 10.0
 """Seconds that they have to end an attempt that failed."""
 
 MESSAGES = re.compile(r"\b(send|recv|isend|irecv|batch_isend_irecv|P2POp|send_object_list|recv_object_list)\b")
@@ -57,6 +59,10 @@ class Health:
         self._last = 0
         """The last cell that ended."""
         self._attempts = 0
+        self._futures: dict[int, Future[Any]] = {}
+        """Of the last attempt, by rank."""
+        self.presses = 0
+        """How often Stop was pressed during it."""
         self.mended_after = 0
         """The last cell after which the group was made anew; 0: none yet."""
 
@@ -86,36 +92,61 @@ class Health:
     def mend(self, screen: Screen) -> None:
         """Make the group anew where that is needed, and say so; every rank is idle.
 
+        Stop waits until that is done, which takes less than a second; pressed again it ends the attempt.
+
         Raises
         ------
         RecoveryError
             It could not be made; the next cell tries again.
+        KeyboardInterrupt
+            Stop was pressed meanwhile.
         """
         damage = self._damage
         if damage is None:
             return
-        self._attempts += 1
-        ranks = dict.fromkeys(range(self._cluster.n), (f"attempt {self._attempts}", damage.group))
-        futures = self._cluster.client.call("ddl_magics.rank.bootstrap:recover", ranks)
-        try:
-            told = self._cluster.wait(futures, timeout=RECOVER_S, check=self._deaths.check)
-        except BaseException as error:
-            self._deaths.check()
-            self._end(futures)
-            if not isinstance(error, (DDLError, TimeoutError, ipp.RemoteError)):
-                raise
-            msg = f"after In[{damage.cell}] the process group could not be made anew: {_in_short(error)}"
-            raise RecoveryError(msg, "Run the cell again to try again, or %ddl restart") from error
+        self.presses = 0
+        with presses_counted(self):
+            try:
+                told = self._attempt(damage)
+            except (DDLError, TimeoutError, ipp.RemoteError) as error:
+                self._deaths.check()
+                msg = f"after In[{damage.cell}] the process group could not be made anew: {_in_short(error)}"
+                raise RecoveryError(msg, "Run the cell again to try again, or %ddl restart") from error
+            finally:
+                self._end()
         screen.write("stderr", "\n".join(_said(damage, told)) + "\n")
         self._counts = {rank: recovered["groups"] for rank, recovered in told.items()}
         self._damage = None
         if damage.group:
             self.mended_after = damage.cell
+        if self.presses:
+            raise CellInterrupted("the cell was stopped before it began")
 
-    def _end(self, futures: dict[int, Future[Any]]) -> None:
-        """Free the ranks that wait for one that failed, and see them idle."""
-        self._cluster.client.answers("release", list(futures), timeout=END_S, reason="the recovery failed")
-        wait(futures.values(), timeout=END_S)
+    def _attempt(self, damage: Damage) -> dict[int, dict[str, Any]]:
+        """What each rank told of its recovery."""
+        self._deaths.check()
+        if not self._ended():
+            raise TimeoutError("the ranks have not ended the attempt before this one")
+        self._attempts += 1
+        ranks = dict.fromkeys(range(self._cluster.n), (f"attempt {self._attempts}", damage.group))
+        self._futures = self._cluster.client.call("ddl_magics.rank.bootstrap:recover", ranks)
+        return self._cluster.wait(self._futures, timeout=RECOVER_S, check=self._check)
+
+    def _check(self) -> None:
+        self._deaths.check()
+        if self.presses > 1:
+            raise CellInterrupted("the process group was not made anew; the next cell tries again")
+
+    def _ended(self) -> bool:
+        return all(future.done() for future in self._futures.values())
+
+    def _end(self) -> None:
+        """See all ranks idle: those that wait for one that failed, or was not called, would wait for ever."""
+        deadline = time.monotonic() + END_S
+        while not self._ended() and time.monotonic() < deadline:
+            # Again and again: a rank may begin to wait after it was freed.
+            self._cluster.client.answers("release", list(self._futures), timeout=1.0, reason="the recovery failed")
+            wait(self._futures.values(), timeout=0.5)
 
 
 def _said(damage: Damage, told: dict[int, dict[str, Any]]) -> Iterable[str]:

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ddl_magics.debugging import Stops
 from ddl_magics.freeing import Freeing
@@ -66,8 +66,8 @@ def stop(running: RunningCell) -> None:
     if _ended_within(running, ANSWER_S):
         return
     running.say(f"closing the collectives of {in_words(running.waiting)} ...")
-    presses, deadline = running.presses, time.monotonic() + GIVE_UP_S
-    while not running.done and running.presses == presses and time.monotonic() < deadline:
+    deadline = time.monotonic() + GIVE_UP_S
+    while not running.done and time.monotonic() < deadline:
         # Once is not enough: code may swallow an interrupt, or make a new group meanwhile.
         running.release(running.waiting, "the cell was stopped")
         _ended_within(running, AGAIN_S)
@@ -78,15 +78,21 @@ def stop(running: RunningCell) -> None:
         running.say(f"rank {rank} does not answer, {_place(states.get(rank))}")
 
 
+class Counter(Protocol):
+    """Counts how often Stop was pressed."""
+
+    presses: int
+
+
 @contextmanager
-def presses_counted(running: RunningCell) -> Iterator[None]:
+def presses_counted(counter: Counter) -> Iterator[None]:
     """Within it Stop raises nothing, so that nothing is left half done; it counts, and hurries the ladder on."""
     if threading.current_thread() is not threading.main_thread():  # `Cells.wait` counts there
         yield
         return
 
     def count(*_: object) -> None:
-        running.presses += 1
+        counter.presses += 1
 
     before = signal.signal(signal.SIGINT, count)
     try:

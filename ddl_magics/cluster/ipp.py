@@ -151,14 +151,17 @@ class RankClient(ipp.Client):
                 for rank, args in args_by_rank.items()}  # fmt: skip
 
     def ask(self, op: str, ranks: list[int], **content: Any) -> dict[int, Future[Any]]:
-        """Send a request that a rank answers on its control thread, also while its main thread is blocked."""
-        request = {"op": op, **content}
+        """Send a request that a rank answers on its control thread, also while its main thread is blocked.
+
+        Ranks that are gone are left out.
+        """
+        request, alive = {"op": op, **content}, self.engines()
         return {rank: self._send(self._control_stream, "ddl_request", content=request, ident=self._ident(rank))
-                for rank in ranks}  # fmt: skip
+                for rank in ranks if self.engine_of.get(rank, rank) in alive}  # fmt: skip
 
     def answers(self, op: str, ranks: list[int], timeout: float, **content: Any) -> dict[int, Any]:
         """Answers by rank; those that do not answer within `timeout` seconds, or refuse, are left out."""
-        futures = self.ask(op, [rank for rank in ranks if self.engine_of.get(rank, rank) in self.engines()], **content)
+        futures = self.ask(op, ranks, **content)
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline and not all(future.done() for future in futures.values()):
             time.sleep(0.005)
