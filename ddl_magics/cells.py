@@ -123,11 +123,11 @@ class Cells:
 
     def run(self, requests: Sequence[CellRequest], options: CellOptions, line: str, screen: Screen) -> None:
         """Run the requests one after the other; raises what the first that fails ends with."""
-        begun = []
+        begun: list[str] = []
         try:
             with self.deaths.spoken_for(screen):
                 for request in requests:
-                    self.health.mend(screen)
+                    self.health.mend(screen, within=bool(begun))
                     begun.append(request.run)
                     self._end(self._start(request, options, line, screen))
         finally:
@@ -204,7 +204,7 @@ class Cells:
         stopped = ladder.follow(running)
         with ladder.presses_counted(running):
             outcomes = running.finish()
-        self.health.note(running.request, outcomes, running.waiting)
+        self.health.note(running.request, outcomes, running.untold)
         if running.done:
             self.running = None
         if self.spool.failed:

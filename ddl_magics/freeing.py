@@ -1,8 +1,10 @@
 """Frees the ranks of a running cell that wait for one that cannot come, so that no cell waits for ever.
 
-When a rank has failed, those that wait in a collective are freed at once, since nobody will come; ranks that compute
-are left to end by themselves. When nobody has failed, but ranks have ended the cell for which the others wait, those
-are freed after `waits.PATIENCE_S`; from a call of the context also when the missing ones are in another collective.
+When a rank has failed, those that wait in a collective are freed at once, since nobody will come. A little later the
+connections of the rest are shut too: some wait where nothing tells it (messages, a key of the store), and those that
+compute go on until they need another rank. When nobody has failed, but ranks have ended the cell for which the others
+wait, those are freed after `waits.PATIENCE_S`; from a call of the context also when the missing ones are in another
+collective.
 Ranks in mismatched collectives of torch's own stay where they are, and the panel says so: one may want to look at them.
 """
 
@@ -25,7 +27,7 @@ LOOK_S = 0.5
 """Seconds between two looks at ranks that have not ended it."""
 
 TELL_S = 1.5
-"""Seconds until ranks that compute on in a failed cell are named."""
+"""Seconds until the connections of all others are shut; ranks that compute on then are named."""
 
 ANSWER_S = 1.0
 """Seconds that ranks have to tell where they are."""
@@ -41,6 +43,8 @@ class Freeing:
         self._next_look = 0.0
         self._stuck_since: dict[int, float] = {}
         self._told = False
+        self._cut = False
+        """The connections of all ranks were shut."""
 
     def look(self) -> None:
         """Free those who wait in vain. Ranks are asked only where one has failed or is known to wait."""
@@ -62,11 +66,13 @@ class Freeing:
         if waiting:
             running.say(f"{cause}; freeing {_places(waiting)}")
             running.release(list(waiting), cause)
-        elif not self._told and running.since_failure() > TELL_S:
+            self._told = True
+        if running.since_failure() > TELL_S and not self._cut:
+            self._cut = True
+            running.release(running.waiting, cause)
+        elif running.since_failure() > TELL_S + LOOK_S and not self._told:
             running.say(f"{cause}; {in_words(running.waiting)} still in the cell, Stop ends it")
-        else:
-            return
-        self._told = True
+            self._told = True
 
     def _in_vain(self, states: States) -> None:
         running, now = self._running, time.monotonic()

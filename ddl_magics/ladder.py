@@ -61,6 +61,7 @@ def follow(running: RunningCell) -> Stopped:
 
 def stop(running: RunningCell) -> None:
     """Free the ranks that still run the cell; name those that do not answer."""
+    running.stopping = True
     running.places = running.where(PLACES_S)
     running.say(f"interrupting {in_words(running.waiting)} ...")
     if _ended_within(running, ANSWER_S):

@@ -119,6 +119,8 @@ class Outcome(Wire):
     """`In[3]` where that is a line of an earlier cell, whose function this one called."""
     failed_at: float | None = None
     """Unix time of the failure on that rank: the first in time is the likely cause."""
+    before: str = ""
+    """Of a rank that was stopped or released: the error that it was busy with then, as in a `finally`."""
     waiting: Waiting | None = None
     """Of a released rank: what it waited in."""
     groups: dict[str, int] = field(default_factory=dict)

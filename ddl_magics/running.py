@@ -51,6 +51,8 @@ class RunningCell:
     """Who waited for ranks that could not come any more, and was freed."""
     presses: int = 0
     """How often Stop was pressed since the cell began, where that raises no KeyboardInterrupt."""
+    stopping: bool = False
+    """The ladder has begun."""
     places: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Where the ranks were when the cell was stopped."""
     stops: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -82,9 +84,15 @@ class RunningCell:
         return {rank: stop for rank, stop in list(self.stops.items()) if rank not in self.idle}
 
     @property
+    def untold(self) -> list[int]:
+        """Ranks that have not told how the cell ended."""
+        return [rank for rank in self.stream.ranks if rank not in self.outcomes]
+
+    @property
     def failed(self) -> list[Outcome]:
         """Outcomes of ranks that failed by themselves, the first in time first."""
-        failed = [outcome for outcome in self.outcomes.values() if outcome.status == "error"]
+        wrong = {"error"} if self.stopping else {"error", "interrupted"}  # a program may interrupt itself
+        failed = [outcome for outcome in self.outcomes.values() if outcome.status in wrong]
         return sorted(failed, key=lambda outcome: (outcome.failed_at or 0.0, outcome.rank))
 
     def since_failure(self) -> float:

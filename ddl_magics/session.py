@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -143,16 +142,18 @@ class Session:
         )
         return f"{len(facts)} ranks on {where}, {'/'.join(devices)}, {facts[0]['backend']}"
 
-    def stop(self) -> None:
-        """End all ranks, verified gone."""
+    def stop(self) -> bool:
+        """End all ranks, verified gone; whether an interrupt came meanwhile."""
+        presses: list[bool] = []
         screen = self._screen()
         cells = self.cells
         cells.deaths.close()
-        killed = to_the_end(cells.cluster.stop)
+        killed = to_the_end(cells.cluster.stop, lambda: presses.append(True))
         cells.close()
         self._cells = None
         hard = f" ({len(killed)} processes had to be killed)" if killed else ""
         screen.write("stdout", f"{cells.cluster.n} ranks stopped{hard}\n")
+        return bool(presses)
 
     def restart(self, changes: dict[str, Any]) -> None:
         """End the ranks and start them again, with the same options but for what is given."""
@@ -162,7 +163,9 @@ class Session:
         options = replace(self._options, **changes)
         if options.n == self._options.n and {"nproc_per_node", "device"} & set(changes):
             options = replace(options, n=None)
-        self.stop()
+        if self.stop():
+            self._options = options
+            raise CellInterrupted("the ranks were stopped and not started again; %ddl restart starts them")
         self.start(options)
 
     def close(self) -> None:
@@ -318,7 +321,10 @@ class Session:
         """Call a function of rank.transfer; an error of ours on a rank is raised as it was there, with the rank."""
         cluster = self.cells.cluster
         futures = cluster.client.call(f"ddl_magics.rank.transfer:{function}", args)
-        self.cells.deaths.await_answers(futures.values())
+        try:
+            self.cells.deaths.await_answers(futures.values())
+        except KeyboardInterrupt:
+            raise CellInterrupted("not waited for; the ranks end it by themselves") from None
         return cluster.wait(futures, timeout=float("inf"))
 
     def _check_rank(self, rank: int | None) -> None:
@@ -350,11 +356,13 @@ class Session:
         Panel(history, self._screen()).freeze()
 
 
-def to_the_end(work: Callable[[], T]) -> T:
-    """Do what must not be left half done: an interrupt waits until it is over. Raises what it raises."""
+def to_the_end(work: Callable[[], T], interrupted: Callable[[], object] = lambda: None) -> T:
+    """Do what must not be left half done: an interrupt waits until it is over, and is told. Raises what it raises."""
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(work)
         while not future.done():
-            with suppress(KeyboardInterrupt):
+            try:
                 wait([future])
+            except KeyboardInterrupt:
+                interrupted()
     return future.result()

@@ -46,13 +46,15 @@ def error_of(outcomes: Sequence[Outcome], stopped: Stopped, running: RunningCell
         remedy = restart or _look_into(failed[0], running)
         return CellError("; ".join(filter(None, parts)), remedy, tracebacks="\n\n".join(filter(None, shown)))
     if stopped == "user" or any(outcome.status == "interrupted" for outcome in outcomes):
-        return CellInterrupted(f"{stuck}; {restart}" if stuck else "the cell was stopped on every rank")
+        said = f"{stuck}; {restart}" if stuck else "the cell was stopped on every rank"
+        return CellInterrupted(said + _handling(outcomes))
     if released:
         if running.in_vain:
-            return CellError(
-                running.in_vain, restart or "Every rank must come to each collective, with tensors that fit"
-            )
+            remedy = restart or "Every rank must come to each collective, with tensors that fit"
+            return CellError(running.in_vain + _handling(outcomes), remedy)
         return _closed(released, running)
+    if running.untold:
+        return CellError(f"{in_words(running.untold)} ended the cell and did not tell how", "%ddl log shows its output")
     return None
 
 
@@ -63,6 +65,15 @@ def _look_into(failed: Outcome, running: RunningCell) -> str:
     if failed.ename in shortage.ERRORS and not running.request.keep_frames:
         return "The frames were dropped to free their memory; %%ddl --keep-frames keeps them for %ddl debug"
     return "%ddl debug opens a prompt in the failed frame"
+
+
+def _handling(outcomes: Sequence[Outcome]) -> str:
+    """Errors that ranks were busy with when they were stopped: a collective in a `finally` can hide the cause."""
+    met: dict[str, list[int]] = {}
+    for outcome in outcomes:
+        if outcome.before:
+            met.setdefault(outcome.before, []).append(outcome.rank)
+    return "".join(f"; {in_words(ranks)} had met {error}" for error, ranks in met.items())
 
 
 def _closed(released: Sequence[Outcome], running: RunningCell) -> CellError:

@@ -82,17 +82,24 @@ class Runner:
 
     def _set_variables(self, request: CellRequest) -> None:
         """Every run of a comparison starts with the same variables; models of the run before are dropped by that."""
+        if self._comparison[0] != request.cell:
+            self.forget_comparison()
         if request.parts == 1:
             return
         namespace = self.kernel.shell.user_ns
-        if self._comparison[0] != request.cell:
+        last = request.part == request.parts - 1
+        if self._comparison[0] == request.cell:
+            namespace.clear()
+            namespace.update(self._comparison[1])
+            self.context.forget_dropped_models()
+        elif not last:
             self._comparison = request.cell, dict(namespace)
-            return
-        namespace.clear()
-        namespace.update(self._comparison[1])
-        self.context.forget_dropped_models()
-        if request.part == request.parts - 1:
-            self._comparison = (0, {})
+        if last:
+            self.forget_comparison()
+
+    def forget_comparison(self) -> None:
+        """Let go of the variables from before a comparison; not every rank takes part in its last run."""
+        self._comparison = (0, {})
 
     def _world(self, request: CellRequest) -> AbstractContextManager[Any]:
         """`single` is one process, also for code that talks to torch.distributed itself."""
@@ -125,6 +132,7 @@ class Runner:
             of=of,
             failed_at=time.time(),
             waiting=waiting if status == "released" else None,
+            before=met_before(error) if status != "error" else "",
             groups=counts,
             memory=self.context.memory(),
             broken=self.rescue.broken or status == "released",
@@ -162,3 +170,16 @@ def place_of(error: BaseException | None) -> tuple[int | None, str]:
         return None, ""
     (present, _), (file, line) = places[0], places[-1]
     return line, "" if file == present else cell_name(file)
+
+
+def met_before(error: BaseException | None) -> str:
+    """The first error of a chain, in words, where it is of the program: a `finally` or `except` ran when it was cut."""
+    first = error
+    while first is not None and first.__context__ is not None:
+        first = first.__context__
+    if first is None or first is error or isinstance(first, KeyboardInterrupt) or closed_connection(first):
+        return ""
+    line, of = place_of(first)
+    said = next(iter(str(first).splitlines()), "")
+    place = f" in line {line} of {of or 'the cell'}" if line else ""
+    return f"{type(first).__name__}{f': {said[:200]}' if said else ''}{place}"

@@ -27,6 +27,7 @@ GRACE_S = 0.2
 """A collective that began later than this is under way, not waited in."""
 
 POINT_TO_POINT = {"send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list"}
+POINT_TO_POINT |= {"monitored_barrier"}  # of messages, and not recorded either
 RENDEZVOUS = {"new_group", "init_process_group", "split_group", "_store_based_barrier"}
 """Functions of torch.distributed in which ranks meet by the store."""
 

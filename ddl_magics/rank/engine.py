@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from functools import partial
 from typing import Any
 
@@ -85,7 +86,19 @@ class RankKernel(IPythonParallelKernel):
     def show_traceback(self, *args: Any, **kwargs: Any) -> None:
         """As IPython does, which takes seconds on a busy machine; an interrupt in it would bury the traceback."""
         with undisturbed():
-            type(self.shell).showtraceback(self.shell, *args, **kwargs)
+            if sys.exc_info()[0] is KeyboardInterrupt:
+                self._show_interrupt()
+            else:
+                type(self.shell).showtraceback(self.shell, *args, **kwargs)
+
+    def _show_interrupt(self) -> None:
+        """An interrupt may come at an instruction that has no line, and IPython cannot format such a frame."""
+        kind, value, trace = self.shell._get_exc_info()
+        try:
+            lines = self.shell.InteractiveTB.structured_traceback(kind, value, trace, tb_offset=1)
+        except Exception:  # noqa: BLE001 - whatever it stumbles over
+            lines = traceback.format_exception(kind, value, trace)
+        self.shell._showtraceback(kind, value, lines)
 
     def refuse_exit(self) -> None:
         """`exit()` in a cell would end this rank's process, and MPI all others with it."""

@@ -85,7 +85,7 @@ class Sampler:
     def _state(self, place: Place) -> State:
         if self.stopped:
             return "stopped"
-        if self._rescue.reason:
+        if self._rescue.waiting is not None:
             return "released"
         return "waiting" if place.waiting else "running"
 

@@ -77,6 +77,8 @@ SCENARIOS = [
              "KeyError: 'key'", "all_gather", 4),
     Scenario("a message", "if rank == W:\n    raise IndexError('not sent')\ndist.recv(torch.ones(3), W)",
              "IndexError: not sent", "recv", 4),
+    Scenario("a message waited for later", "work = dist.irecv(torch.ones(3), W) if rank != W else None\n"
+             "if rank == W:\n    raise IndexError('not sent')\nwork.wait()", "IndexError: not sent", "a collective", 5),
     Scenario("a subgroup", "group = dist.new_group(everybody)\nif rank == W:\n    raise TypeError('in a group')\n"
              "dist.broadcast(torch.ones(3), src=W, group=group)", "TypeError: in a group", "broadcast", 5),
     Scenario("making a group", "if rank == W:\n    raise RuntimeError('no group')\ngroup = dist.new_group(everybody)",

@@ -90,6 +90,37 @@ def test_interrupts_at_any_moment_leave_ranks_that_work(ready):
     check_after(ready.run(AFTER, timeout=20).text, 2)
 
 
+def test_an_error_that_a_collective_in_finally_hides_is_told_after_stop(ready):
+    shown, _ = stop_once_it_runs(
+        ready,
+        "try:\n    if rank == 1:\n        raise ValueError('hidden')\n    dist.all_reduce(torch.ones(3))\n"
+        "finally:\n    dist.barrier()",
+    )
+    assert shown.ename == "KeyboardInterrupt", shown.text
+    assert "rank 1 had met ValueError: hidden in line 5 of the cell" in shown.evalue
+    check_after(ready.run(AFTER, timeout=20).text, 2)
+
+
+def test_a_program_that_interrupts_itself_has_failed(ready):
+    shown = ready.run("%%ddl\nif rank == 1:\n    raise KeyboardInterrupt\ndist.barrier()", timeout=20)
+    assert shown.ename == "CellError"
+    assert "rank 1 failed in line 3 of the cell with KeyboardInterrupt" in shown.evalue
+    check_after(ready.run(AFTER, timeout=20).text, 2)
+
+
+@pytest.mark.parametrize("presses", [1, 2, 5])
+def test_stop_during_a_recovery_leaves_ranks_that_work(ready, presses):
+    ready.run("%%ddl\nmodel = ddl.prepare(torch.nn.Linear(8, 8))")
+    assert ready.run("%%ddl\nif rank == 1:\n    1 / 0\ndist.barrier()", timeout=20).ename == "CellError"
+    cell = ready.send("%%ddl\nprint(1)")
+    for _ in range(presses):
+        time.sleep(0.1)  # at no moment in particular: a recovery takes a few tenths of a second
+        ready.interrupt()
+    assert ready.result(cell, 30).ename in {None, "KeyboardInterrupt"}
+    check_after(ready.run(AFTER, timeout=30).text, 2)
+    assert ready.run("%%ddl\nmodel(torch.ones(1, 8)).sum()").ename is None
+
+
 def test_a_timeout_takes_the_same_steps_and_says_where_each_rank_was(ready):
     shown = ready.run("%%ddl --timeout 2\nif rank == 0:\n    dist.barrier()\nelse:\n    time.sleep(60)", timeout=20)
     assert shown.ename == "CellError"
