@@ -25,9 +25,10 @@ lab: $(STAMP)           ## open the quickstart in JupyterLab
 	@echo "lab: opening examples/00_quickstart.ipynb (Ctrl-C twice ends it)"
 	@jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) examples/00_quickstart.ipynb
 
+# Two at a time: half of the time of a test is waiting; a file stays in one process, since its tests share ranks.
 test: $(STAMP)          ## run the tests
 	@echo "test: real ranks are started; about 15 minutes on 2 cores"
-	@python -m pytest $(ARGS)
+	@python -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: $(STAMP)          ## ruff: rules and format
 	@ruff check
