@@ -219,7 +219,8 @@ def how_far(there: list[float], here: list[float], *, complete: bool) -> str:
     count = f"{len(apart):,} {'elements' if len(apart) > 1 else 'element'}{'' if complete else ' or more'}"
     said = [count]
     if largest is not None:
-        said.append(f"by {'' if not complete else 'at most ' if len(apart) > 1 else ''}{largest:.3g}"
+        number = f"{largest:,}" if isinstance(largest, int) else f"{largest:.3g}"
+        said.append(f"by {'' if not complete else 'at most ' if len(apart) > 1 else ''}{number}"
                     f"{'' if complete else ' or more'}")  # fmt: skip
     if nan:
         said.append(f"{nan:,} NaN here")

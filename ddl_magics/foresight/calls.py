@@ -7,10 +7,12 @@ import ast
 from ddl_magics.foresight import names
 from ddl_magics.foresight.expressions import Expressions
 from ddl_magics.foresight.values import (
+    LARGEST,
     NOTHING,
     UNKNOWN,
     Class,
     Function,
+    Group,
     Instance,
     Method,
     Ref,
@@ -21,7 +23,10 @@ from ddl_magics.foresight.values import (
 from ddl_magics.foresight.walk import Frame, Guard, Item
 
 GROUP_WORDS = {"group", "process_group", "mesh", "device_mesh", "pg"}
-GROUP_PLACE = {"barrier": 0, "monitored_barrier": 0, "reduce": 3}
+GROUP_PLACE = {
+    "barrier": 0, "monitored_barrier": 0, "reduce": 3, "scatter": 3, "gather": 3, "reduce_scatter": 3,
+    "reduce_scatter_tensor": 3, "gather_object": 3, "scatter_object_list": 3, "all_to_all_single": 4,
+}  # fmt: skip
 """Where the group stands among the positional arguments; third in most."""
 
 DEEPEST = 4
@@ -42,10 +47,9 @@ class Calls(Expressions):
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         dotted = called.it.dotted if isinstance(called.it, Ref) else name
         name = dotted.rpartition(".")[2]
-        if name in names.RANK_CALLS:
-            return self.rank_of("local" in name)
-        if name in names.SIZE_CALLS:
-            return Value(self.place.world_size)
+        if name in names.RANK_CALLS or name in names.SIZE_CALLS or name == "get_process_group_ranks":
+            group = next((each.it for each in (*args, *words.values()) if isinstance(each.it, Group)), Group())
+            return self._asked(name, group.ranks)
         if name in names.MAIN_ATTRIBUTES:
             return Value(self.place.rank == 0, by_rank=True)
         if dotted in {"torch.distributed.is_initialized", "torch.distributed.is_available"}:
@@ -60,24 +64,43 @@ class Calls(Expressions):
         key = names.collective(dotted)
         if key:
             self._enter(key, node, self._of_group(key, args, words))
+        if key == "new_group":
+            return Value(self._new_group(args, words))
         made = names.made(dotted)
         return Value(Ref(made)) if made else NOTHING
 
-    @staticmethod
-    def _of_group(key: str, args: list[Value], words: dict[str | None, Value]) -> bool:
-        """Whether the call is about a group of its own, and not about all ranks."""
-        if key in names.EVERYWHERE:
-            return words.get("use_local_synchronization", NOTHING).it is True
-        place = GROUP_PLACE.get(key, 2)
-        given = [value for word, value in words.items() if word in GROUP_WORDS] + args[place : place + 1]
-        everybody = ("group.WORLD", "GroupMember.WORLD")
-        return any(
-            value.it is not None and not (isinstance(value.it, Ref) and value.it.dotted.endswith(everybody))
-            for value in given
-            if not plain(value.it) or value.it is None
-        )
+    def _asked(self, name: str, within: tuple[int, ...] | None) -> Value:
+        """The rank, the size or the ranks of a group; of all ranks where it is not known."""
+        if name in names.SIZE_CALLS:
+            return Value(self.place.world_size if within is None else len(within))
+        if name not in names.RANK_CALLS:
+            return NOTHING if within is None else Value(within)
+        if within is None:
+            return self.rank_of("local" in name)
+        return Value(within.index(self.place.rank) if self.place.rank in within else -1, by_rank=True)
 
-    def _enter(self, key: str, node: ast.Call, group: bool) -> None:
+    def _new_group(self, args: list[Value], words: dict[str | None, Value]) -> Group:
+        given = (args[0] if args else words.get("ranks", Value(None))).it
+        if given is None and None not in words:
+            return Group(tuple(range(self.place.world_size)))
+        known = isinstance(given, tuple | range) and len(given) <= LARGEST and all(isinstance(r, int) for r in given)
+        return Group(tuple(sorted(given)) if known else None)
+
+    def _of_group(self, key: str, args: list[Value], words: dict[str | None, Value]) -> Group | None:
+        """The group that the call is about; None where it is about all ranks."""
+        if key in names.EVERYWHERE:
+            alone = key == "new_group" and words.get("use_local_synchronization", NOTHING).it is True
+            return self._new_group(args, words) if alone else None
+        place = GROUP_PLACE.get(key, 2)
+        given = [value.it for word, value in words.items() if word in GROUP_WORDS]
+        given += [value.it for at, value in enumerate(args) if at == place or isinstance(value.it, Group)]
+        everybody = ("group.WORLD", "GroupMember.WORLD")
+        for it in given:
+            if not plain(it) and not (isinstance(it, Ref) and it.dotted.endswith(everybody)):
+                return it if isinstance(it, Group) else Group(foreign=True)
+        return None
+
+    def _enter(self, key: str, node: ast.Call, group: Group | None) -> None:
         lines = [*(frame.line for frame in self.calls), node.lineno]
         depth = self.guards[-1].depth if self.guards else len(self.calls)
         elsewhere = (at for at, frame in enumerate(self.calls) if frame.function.serial != self.serial)
@@ -93,7 +116,7 @@ class Calls(Expressions):
         by_rank = any(arg.by_rank for arg in args)
         known = args and all(plain(arg.it) for arg in args)
         if name == "range" and len(args) == 1 and by_rank and not known:
-            return Value(range(0 if self.place.rank == 0 else 2), by_rank)  # some count that differs
+            return Value(range(0 if self.place.rank == 0 else 2), by_rank, guessed=True)  # some count that differs
         call = {"int": int, "bool": bool, "float": float, "str": str, "range": range, "len": len, "abs": abs,
                 "min": min, "max": max, "tuple": tuple, "list": tuple, "set": tuple}.get(name)  # fmt: skip
         if not call or not known:

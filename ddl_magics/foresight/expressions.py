@@ -10,6 +10,7 @@ from ddl_magics.foresight.values import (
     ARITHMETIC,
     NOTHING,
     UNKNOWN,
+    Group,
     Instance,
     Method,
     Ref,
@@ -70,7 +71,8 @@ class Expressions(Walk):
     def _tuple(self, node: ast.Tuple | ast.List | ast.Set) -> Value:
         parts = [self.visit(part) for part in node.elts]
         by_rank = any(part.by_rank for part in parts)
-        return Value(tuple(p.it for p in parts) if all(plain(p.it) for p in parts) else UNKNOWN, by_rank)
+        known = all(plain(part.it) or isinstance(part.it, Group) for part in parts)
+        return Value(tuple(part.it for part in parts) if known else UNKNOWN, by_rank)
 
     _list = _set = _tuple
 
@@ -84,7 +86,7 @@ class Expressions(Walk):
         if not plain(value.it):
             return Value(UNKNOWN, value.by_rank)
         if isinstance(node.op, ast.Not):
-            return Value(not value.it, value.by_rank)
+            return Value(not value.it, value.by_rank, value.guessed)
         if isinstance(node.op, ast.USub) and isinstance(value.it, int | float):
             return Value(-value.it, value.by_rank)
         return Value(UNKNOWN, value.by_rank)
@@ -101,20 +103,20 @@ class Expressions(Walk):
         """Operands one after the other, until one decides; what stands behind one on the rank is under it."""
         stop = isinstance(node.op, ast.Or)
         before = len(self.guards)
-        by_rank, unknown = False, False
+        by_rank, unknown, guessed = False, False, False
         result: Any = not stop
         for part in node.values:
             value = self.visit(part)
-            by_rank = by_rank or value.by_rank
+            by_rank, guessed = by_rank or value.by_rank, guessed or value.guessed
             if plain(value.it) and bool(value.it) == stop:
                 result, unknown = value.it, False
                 break
             if not plain(value.it):
                 unknown = True
             if value.by_rank:
-                self.guard(part, negated=stop)
+                self.guard(part, negated=stop, guessed=value.guessed)
         del self.guards[before:]
-        return Value(UNKNOWN if unknown else result, by_rank)
+        return Value(UNKNOWN if unknown else result, by_rank, guessed)
 
     def _ifexp(self, node: ast.IfExp) -> Value:
         test = self.settle(self.visit(node.test))
@@ -124,10 +126,10 @@ class Expressions(Walk):
             return NOTHING
         before = len(self.guards)
         if test.by_rank:
-            self.guard(node.test, negated=not test.it)
+            self.guard(node.test, negated=not test.it, guessed=test.guessed)
         value = self.visit(node.body if test.it else node.orelse)
         del self.guards[before:]
-        return Value(value.it, value.by_rank or test.by_rank)
+        return Value(value.it, value.by_rank or test.by_rank, value.guessed or test.guessed)
 
     def _attribute(self, node: ast.Attribute) -> Value:
         base = self.visit(node.value)
@@ -156,7 +158,8 @@ class Expressions(Walk):
             and -len(base.it) <= index.it < len(base.it)
         ):
             return Value(base.it[index.it], base.by_rank or index.by_rank)
-        return NOTHING
+        some = base.it if isinstance(base.it, tuple) else (base.it,)
+        return Value(Group()) if any(isinstance(it, Group) for it in some) else NOTHING  # one of several
 
     def _variable(self, name: Any, otherwise: Value) -> Value:
         """A variable of the environment of this rank: a string."""
@@ -168,18 +171,21 @@ class Expressions(Walk):
         self.scopes.append({})
         before = len(self.guards)
         parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
-        self._comprehend(node.generators, parts)
+        found = self._comprehend(node.generators, parts)
         del self.guards[before:]
         self.scopes.pop()
-        return NOTHING
+        if not found or not all(isinstance(it, Group) for it in found):
+            return NOTHING
+        whole = isinstance(node, ast.ListComp) and len(node.generators) == 1 and self.to_the_end
+        return Value(tuple(found) if whole else Group())
 
     _setcomp = _generatorexp = _dictcomp = _listcomp
 
-    def _comprehend(self, generators: list[ast.comprehension], parts: list[ast.expr]) -> None:
+    def _comprehend(self, generators: list[ast.comprehension], parts: list[ast.expr]) -> list[Any]:
+        """What the parts are in the rounds that are followed."""
         if not generators:
-            for part in parts:
-                self.visit(part)
-            return
+            return [self.visit(part).it for part in parts]
+        found_parts = []
         first, *rest = generators
         for value in self.rounds(first.iter):
             self.bind(first.target, value)
@@ -191,10 +197,11 @@ class Expressions(Walk):
                     passes = False
                     break
                 if found.by_rank:
-                    self.guard(test, negated=False)
+                    self.guard(test, negated=False, guessed=found.guessed)
             if passes:
-                self._comprehend(rest, parts)
+                found_parts += self._comprehend(rest, parts)
             del self.guards[before:]
+        return found_parts
 
     def rounds(self, over: ast.expr) -> Iterator[Value]:
         """What a loop over something goes through, a few rounds of it, with their marks and their guard set."""
@@ -205,7 +212,9 @@ class Expressions(Walk):
         guards, marks = len(self.guards), len(self.marks)
         for number, each in enumerate(values):
             if length is not None:
-                self.guards.append(Guard(in_words(over), one=False, depth=len(self.calls), loop=True))
+                self.guards.append(Guard(in_words(over), one=False, depth=len(self.calls), loop=True,
+                                         guessed=value.guessed))  # fmt: skip
             self.marks.append((number, length))
             yield each
             del self.guards[guards:], self.marks[marks:]
+        self.to_the_end = known and len(value.it) == len(values)

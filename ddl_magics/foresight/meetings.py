@@ -23,13 +23,33 @@ Warnings = dict[int, str]
 def misses(ways: Ways) -> Warnings:
     """Lines where a collective is not entered by all."""
     found: Warnings = {}
-    whole = {rank: [item for item in way if not item.group] for rank, way in ways.items()}
-    while len(found) < MOST and (apart := _first_difference(whole)):
-        line, text = _blame(apart)
-        found.setdefault(line, text)
-        dropped = {item.line for item in apart if item and item.line == line}
-        whole = {rank: [item for item in way if item.line not in dropped] for rank, way in whole.items()}
+    for ranks in _groups(ways):
+        within = _within(ways, ranks)
+        while len(found) < MOST and (apart := _first_difference(within)):
+            if ranks and not any(item.guards for item in apart if item):
+                break  # what has led here is not known
+            line, text = _blame(apart)
+            found.setdefault(line, text)
+            dropped = {item.line for item in apart if item and item.line == line}
+            within = {rank: [item for item in way if item.line not in dropped] for rank, way in within.items()}
     return found | _alone_in_a_group(ways)
+
+
+def _groups(ways: Ways) -> list[tuple[int, ...] | None]:
+    """All ranks, as None, and the ranks of each known group."""
+    known = {item.group.ranks: None for way in ways.values() for item in way if item.group and item.group.ranks}
+    return [None, *known]
+
+
+def _within(ways: Ways, ranks: tuple[int, ...] | None) -> Ways:
+    """What the ranks of a group enter in it; nothing where a part of that is a guess."""
+    if ranks is None:
+        return {rank: [item for item in way if not item.group] for rank, way in ways.items()}
+    members = {rank: way for rank, way in ways.items() if rank in ranks}
+    vague = any(item.group and not item.group.ranks for way in members.values() for item in way)
+    within = {rank: [item for item in way if item.group and item.group.ranks == ranks] for rank, way in members.items()}
+    guessed = any(guard.guessed for way in within.values() for item in way for guard in item.guards)
+    return {} if vague or guessed else within
 
 
 def _first_difference(ways: Ways) -> list[Item | None]:
@@ -73,15 +93,21 @@ def _alone_in_a_group(ways: Ways) -> Warnings:
         elsewhere = {item.key for other, items in ways.items() if other != rank for item in items}
         for item in way:
             if item.group and item.guards and item.guards[-1].one and item.key not in elsewhere:
+                ranks = item.group.ranks or ()
+                if not item.group.foreign and (rank not in ranks or len(ranks) == 1):
+                    continue
                 found[item.line] = _blame([item, None])[1]
     return found
 
 
 def left_out(ways: Ways, missing: Sequence[int], typed: str) -> Warnings:
     """The first collective of a cell that `--ranks` keeps from some of the ranks."""
-    for way in ways.values():
+    for rank, way in ways.items():
         for item in way:
-            if not item.group:
-                return {item.line: f"{item.text} needs every rank, and --ranks {typed} leaves out {in_words(missing)}; "
+            needed = item.group.ranks or () if item.group else missing
+            absent = [each for each in missing if each in needed]
+            if absent and (item.group is None or rank in needed):
+                who = in_words(needed) if item.group else "every rank"
+                return {item.line: f"{item.text} needs {who}, and --ranks {typed} leaves out {in_words(absent)}; "
                                    "it would wait there for ever"}  # fmt: skip
     return {}

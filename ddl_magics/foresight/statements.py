@@ -11,6 +11,7 @@ from ddl_magics.foresight.values import (
     NOTHING,
     Class,
     Function,
+    Group,
     Instance,
     Ref,
     Value,
@@ -55,6 +56,8 @@ class Statements(Calls):
 
     def bind(self, target: ast.expr, value: Value) -> None:
         """Give a name, or an attribute of an object of the notebook, its value."""
+        if isinstance(value.it, bool) and any(guard.guessed for guard in self.guards):
+            value = Value(value.it, by_rank=True, guessed=True)
         if isinstance(target, ast.Name):
             self.scopes[-1][target.id] = value
         elif isinstance(target, ast.Attribute):
@@ -149,7 +152,16 @@ class Statements(Calls):
         found = self.visit(node.test)
         test = self.settle(found)
         if not plain(test.it):  # the same on every rank, whichever it is: both are read
-            one, other = self.run(node.body), self.run(node.orelse)
+            before_both = dict(self.scopes[-1])
+            one = self.run(node.body)
+            after_one = dict(self.scopes[-1])
+            other = self.run(node.orelse)
+            for name, value in self.scopes[-1].items():  # which group it is depends on the branch
+                rivals = (states[name].it for states in (before_both, after_one) if name in states)
+                if any(
+                    rival != value.it for rival in rivals if isinstance(rival, Group) or isinstance(value.it, Group)
+                ):
+                    self.scopes[-1][name] = Value(Group())
             return one if one == other else None
         taken, missed = (node.body, node.orelse) if test.it else (node.orelse, node.body)
         surely_on_the_rank = found.by_rank and plain(found.it) and not found.guessed
@@ -157,11 +169,13 @@ class Statements(Calls):
             return None  # `if rank == 0 and not found: raise` is a check that is not expected to fail
         before = len(self.guards)
         if test.by_rank:
-            self.guard(node.test, negated=not test.it)
+            self.guard(node.test, negated=not test.it, guessed=test.guessed)
         left = self.run(taken)
         del self.guards[before:]
         if not left and test.by_rank and leaves(missed):
-            self.guard(node.test, negated=not test.it)  # what follows is for those who did not leave
+            self.guard(
+                node.test, negated=not test.it, guessed=test.guessed
+            )  # what follows is for those who did not leave
         return left
 
     def _do_match(self, node: ast.Match) -> Left:
@@ -175,7 +189,7 @@ class Statements(Calls):
                 words = f"{in_words(node.subject)} is {ast.unparse(case.pattern)}"
                 before = len(self.guards)
                 one = isinstance(case.pattern, ast.MatchValue)
-                self.guards.append(Guard(words, one, len(self.calls), test=id(node)))
+                self.guards.append(Guard(words, one, len(self.calls), test=id(node), guessed=subject.guessed))
                 left = self.run(case.body)
                 del self.guards[before:]
                 return left
@@ -200,12 +214,22 @@ class Statements(Calls):
             left = self.run(node.body)
             if left and left != "continue":
                 break
+        else:
+            self._forget_groups(node.body)
         del self.guards[guards:], self.marks[marks:]
         if left == "break":
             return None
         return left if left and left != "continue" else self.run(node.orelse)
 
     _do_asyncfor = _do_for
+
+    def _forget_groups(self, body: list[ast.stmt]) -> None:
+        """Which groups a loop has made, where it has not been followed to its end."""
+        nodes = [node for statement in body for node in ast.walk(statement) if not self.to_the_end]
+        stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        for name in stored & set(self.scopes[-1]):
+            if self.scopes[-1][name].it is None or isinstance(self.scopes[-1][name].it, Group):
+                self.scopes[-1][name] = Value(Group())
 
     def _do_while(self, node: ast.While) -> Left:
         before = len(self.guards)
@@ -215,7 +239,7 @@ class Statements(Calls):
                 break
             if test.by_rank:
                 words, depth = in_words(node.test), len(self.calls)
-                self.guards.append(Guard(words, one=False, depth=depth))
+                self.guards.append(Guard(words, one=False, depth=depth, guessed=test.guessed))
             self.marks.append((number, None))
             left = self.run(node.body)
             self.marks.pop()

@@ -25,6 +25,18 @@ class Ref:
     dotted: str
 
 
+@dataclass(frozen=True)
+class Group:
+    """A process group.
+
+    `ranks`: who is in it, None where only running the cell would tell; `foreign`: no cell has been seen to make it, and
+    it is taken to be of several ranks.
+    """
+
+    ranks: tuple[int, ...] | None = None
+    foreign: bool = False
+
+
 @dataclass
 class Function:
     """A function of the notebook. `serial`: of the cell that defines it."""
@@ -149,17 +161,21 @@ def shortened(text: str, width: int = 70) -> str:
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
-def names_one_rank(test: ast.expr, *, negated: bool) -> bool:
-    """Whether a condition holds on a single rank by its form: `rank == 0`, `not rank`, `is_main_process`."""
+def names_one_rank(test: ast.expr, *, negated: bool, guessed: bool) -> bool:
+    """Whether a condition holds on a single rank by its form: `rank == 0`, `not rank`, `is_main_process`.
+
+    `guessed`: a name alone says nothing.
+    """
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return names_one_rank(test.operand, negated=not negated) or (not negated and isinstance(test.operand, ast.Name))
+        named = isinstance(test.operand, ast.Name) and not guessed
+        return names_one_rank(test.operand, negated=not negated, guessed=guessed) or (named and not negated)
     if isinstance(test, ast.BoolOp):
         return not negated and isinstance(test.op, ast.And) and any(
-            names_one_rank(value, negated=False) for value in test.values
+            names_one_rank(value, negated=False, guessed=guessed) for value in test.values
         )  # fmt: skip
     if isinstance(test, ast.Compare):
         wanted = ast.NotEq if negated else ast.Eq
         return isinstance(test.ops[0], wanted) and any(
             isinstance(side, ast.Constant) for side in (test.left, *test.comparators)
         )
-    return not negated and isinstance(test, ast.Name | ast.Attribute | ast.Call)
+    return not negated and not guessed and isinstance(test, ast.Name | ast.Attribute | ast.Call)

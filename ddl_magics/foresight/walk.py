@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddl_magics.foresight import names
-from ddl_magics.foresight.values import NOTHING, Function, Ref, Value, in_words, names_one_rank, plain
+from ddl_magics.foresight.values import NOTHING, Function, Group, Ref, Value, in_words, names_one_rank, plain
 
 if TYPE_CHECKING:
     import ast
@@ -25,7 +25,8 @@ class Place:
 class Guard:
     """A condition on the rank under which the code stands.
 
-    `one`: it holds on a single rank; `depth`: of how many calls it is deep; `test`: which condition it is of.
+    `one`: it holds on a single rank; `depth`: of how many calls it is deep; `test`: which condition it is of;
+    `guessed`: on which ranks it holds is a guess.
     """
 
     words: str
@@ -33,6 +34,7 @@ class Guard:
     depth: int
     loop: bool = False
     test: int = 0
+    guessed: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,8 @@ class Item:
     guards: tuple[Guard, ...]
     marks: tuple[Any, ...]
     """Which round of which loop; ranks meet in one collective only in the same."""
-    group: bool
-    """Of a group that the cell names."""
+    group: Group | None
+    """That of a call which is not about all ranks."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class Walk:
         self.turns: list[str] = []
         self.calls: list[Frame] = []
         self.followed: set[int] = set()
+        self.to_the_end = False
+        """Whether the last loop that has ended was followed in all its rounds."""
         self.budget = 20_000
 
     def look_up(self, name: str) -> Value:
@@ -95,15 +99,16 @@ class Walk:
         if plain(test.it) or not test.by_rank:
             return test
         self.assumed = True
-        return Value(self.settled, test.by_rank)
+        return Value(self.settled, test.by_rank, test.guessed)
 
-    def guard(self, test: ast.expr, *, negated: bool) -> None:
+    def guard(self, test: ast.expr, *, negated: bool, guessed: bool) -> None:
         self.guards.append(
             Guard(
                 in_words(test, negated=negated),
-                names_one_rank(test, negated=negated),
+                names_one_rank(test, negated=negated, guessed=guessed),
                 len(self.calls),
                 test=id(test),
+                guessed=guessed,
             )
         )
 

@@ -56,10 +56,12 @@ def chunks(tensor: torch.Tensor) -> list[bytes]:
 
 
 def values(tensor: torch.Tensor, chunk: int) -> list[float]:
-    """The elements of one piece as numbers; a complex element is two."""
+    """The elements of one piece as numbers, integers as such, exactly; a complex element is two."""
     size = CHUNK // tensor.element_size()
     flat = _flat_slice(tensor, chunk * size, (chunk + 1) * size)
     flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
+    if not flat.is_floating_point() and flat.dtype != torch.bool:
+        return flat.to("cpu").tolist()
     return flat.to("cpu", torch.float64).tolist()
 
 

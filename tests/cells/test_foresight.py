@@ -41,6 +41,11 @@ def test_a_cell_that_is_well_is_passed_in_silence(name, size):
     assert said(WELL[name], size) == []
 
 
+@pytest.mark.parametrize("name", [name for name in WELL if "group" in name])
+def test_groups_of_many_ranks_are_passed_in_silence_too(name):
+    assert said(WELL[name], 16) == []
+
+
 def test_a_collective_on_some_ranks_only_is_told_and_point_to_point_is_not():
     assert said("x = 1\ndist.barrier()", 4, [0, 2]) == [
         "line 3: dist.barrier needs every rank, and --ranks 0,2 leaves out ranks 1,3; it would wait there for ever"
@@ -48,6 +53,23 @@ def test_a_collective_on_some_ranks_only_is_told_and_point_to_point_is_not():
     assert "ddl.save" in said("ddl.save('x')", 2, [1])[0]
     assert said("dist.send(x, 2)\ndist.all_reduce(x, group=g)\nprint(dist.get_rank())", 4, [0, 2]) == []
     assert said("dist.barrier()", 2, [0, 1]) == []
+    pair = "g = dist.new_group([0, 1], use_local_synchronization=True)\ndist.all_reduce(x, group=g)"
+    assert said(pair, 4, [0, 1]) == []
+    assert said(pair, 4, [1, 2]) == [
+        "line 2: dist.new_group needs ranks 0-1, and --ranks 1,2 leaves out rank 0; it would wait there for ever"
+    ]
+
+
+def test_groups_of_earlier_cells_are_known():
+    foresight = Foresight(range(4))
+    assert foresight.read("%%ddl\none, two = dist.new_group([0]), dist.new_group([0, 1])") == []
+    assert foresight.read("%%ddl\nif rank == 0:\n    dist.all_reduce(x, group=one)") == []
+    assert [str(found) for found in foresight.read("%%ddl\nif rank == 0:\n    dist.all_reduce(x, group=two)")] == [
+        "line 3: dist.all_reduce is reached only where rank == 0, and would wait there for the other ranks for ever"
+    ]
+    assert foresight.read("%%ddl\none = two\nif rank == 0:\n    dist.barrier(one)")
+    assert foresight.read("%%ddl\ndist.all_reduce(x, group=two)", [2, 3]) == []
+    assert "leaves out rank 0" in str(foresight.read("%%ddl\ndist.all_reduce(x, group=two)", [1])[0])
 
 
 def test_what_earlier_cells_imported_defined_and_decided_is_remembered():

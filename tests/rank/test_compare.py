@@ -156,6 +156,23 @@ def test_how_far_tensors_are_apart(table):
     assert "equal as numbers, other bits" in table(torch.tensor([0.0, 1]), torch.tensor([-0.0, 1]))[1][2]
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        (torch.tensor(2**62), torch.tensor(2**62 + 1), "1 element, by 1"),
+        (torch.tensor([2**63 - 1, -(2**63)]), torch.tensor([-(2**63), -(2**63) + 1]),
+         "2 elements, by at most 18,446,744,073,709,551,615"),
+        (torch.tensor([2**64 - 1], dtype=torch.uint64), torch.tensor([2**64 - 2], dtype=torch.uint64),
+         "1 element, by 1"),
+        (torch.tensor([2**53, 2**53 + 1])[::2], torch.tensor([2**53 + 1]), "1 element, by 1"),
+        (torch.tensor([True, True]), torch.tensor([True, False]), "1 element, by 1"),
+        (np.array([2**62]), np.array([2**62 + 1]), "1 element, by 1"),
+    ],
+)  # fmt: skip
+def test_integers_are_compared_exactly(table, one, other, said):
+    assert table(one, other)[1][2] == f"differs: {said}"
+
+
 def net(seed=0):
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
