@@ -36,6 +36,8 @@ END_S = 10.0
 MESSAGES = re.compile(r"\b(send|recv|isend|irecv|batch_isend_irecv|P2POp|send_object_list|recv_object_list)\b")
 """Point-to-point calls, which no group counts: one may be left behind unread when a cell fails."""
 
+HALF = "some of its weights have moved, others have not"
+
 
 @dataclass(frozen=True)
 class Damage:
@@ -89,10 +91,11 @@ class Health:
         if self._damage is None or (damage.group and not self._damage.group):
             self._damage = damage
 
-    def mend(self, screen: Screen) -> None:
+    def mend(self, screen: Screen, *, within: bool = False) -> None:
         """Make the group anew where that is needed, and say so; every rank is idle.
 
-        Stop waits until that is done, which takes less than a second; pressed again it ends the attempt.
+        `within`: between two runs of one comparison. Stop waits until that is done, which takes less than a second;
+        pressed again it ends the attempt.
 
         Raises
         ------
@@ -107,7 +110,7 @@ class Health:
         self.presses = 0
         with presses_counted(self):
             try:
-                told = self._attempt(damage)
+                told = self._attempt(damage, within)
             except (DDLError, TimeoutError, ipp.RemoteError) as error:
                 self._deaths.check()
                 msg = f"after In[{damage.cell}] the process group could not be made anew: {_in_short(error)}"
@@ -122,13 +125,13 @@ class Health:
         if self.presses:
             raise CellInterrupted("the cell was stopped before it began")
 
-    def _attempt(self, damage: Damage) -> dict[int, dict[str, Any]]:
+    def _attempt(self, damage: Damage, within: bool) -> dict[int, dict[str, Any]]:
         """What each rank told of its recovery."""
         self._deaths.check()
         if not self._ended():
             raise TimeoutError("the ranks have not ended the attempt before this one")
         self._attempts += 1
-        ranks = dict.fromkeys(range(self._cluster.n), (f"attempt {self._attempts}", damage.group))
+        ranks = dict.fromkeys(range(self._cluster.n), (f"attempt {self._attempts}", damage.group, within))
         self._futures = self._cluster.client.call("ddl_magics.rank.bootstrap:recover", ranks)
         return self._cluster.wait(self._futures, timeout=RECOVER_S, check=self._check)
 
@@ -167,15 +170,16 @@ def _said(damage: Damage, told: dict[int, dict[str, Any]]) -> Iterable[str]:
 
 
 def _apart(name: str, told: dict[int, dict[str, Any]]) -> Iterable[str]:
-    """Why ranks may hold different weights of a model now, if they may."""
-    steps = {rank: recovered["models"].get(name, 0) for rank, recovered in told.items()}
+    """Why ranks may hold different weights of a model now, or one that has it alone wrong ones, if they may."""
+    steps = {rank: recovered["models"][name] for rank, recovered in told.items() if name in recovered["models"]}
     behind = [rank for rank, made in steps.items() if made < max(steps.values())]
     torn = [rank for rank, recovered in told.items() if name in recovered["torn"]]
     look = "%ddl check NAME shows how far it is apart"
     if behind:
         yield f"{in_words(behind)} made fewer optimizer steps of {name} than the others: {look}"
     if torn:
-        yield f"an optimizer step of {name} broke off in its middle on {in_words(torn)}: {look}"
+        more = look if len(steps) > 1 else HALF
+        yield f"an optimizer step of {name} broke off in its middle on {in_words(torn)}: {more}"
 
 
 def out_of_step(counts: dict[int, dict[str, int]]) -> bool:

@@ -73,11 +73,11 @@ def join(wire: dict[str, Any], host: str, port: int) -> dict[str, Any]:
     return {"device": world.device, "backend": dist.get_backend(), "groups": group.counts()}
 
 
-def recover(occasion: str, regroup: bool) -> dict[str, Any]:
+def recover(occasion: str, regroup: bool, within: bool) -> dict[str, Any]:
     """Make the process group anew, and the models of this rank work over it; a collective of all ranks, between cells.
 
     `occasion` names the attempt, the same on all ranks. Without `regroup` the group is sound and stays, and only the
-    models are brought to the beginning of a step.
+    models are brought to the beginning of a step. `within`: runs of a comparison are still to come.
 
     Returns what `Scope.recover` tells, with the `groups` and how many collectives each has had, and the number of
     `lost_groups` that nobody made again.
@@ -88,6 +88,8 @@ def recover(occasion: str, regroup: bool) -> dict[str, Any]:
 
     runner = this_kernel().runner
     runner.forget_failure()
+    if not within:
+        runner.forget_comparison()
     before = collectives.number_of_groups()
     if regroup:
         group.reopen_group(occasion)

@@ -3,7 +3,8 @@
 Ranks may differ in what they have: the one that failed has perhaps not made the model that the others wait to make.
 And one may fail in the middle of a collective of the others. So ranks agree through the store before and after each
 piece; a rank that fails shuts its connections, which frees the others. What failed anywhere is closed everywhere, the
-group is made anew once more, and the rest begins again.
+group is made anew once more, and the rest begins again. Models of a strategy that is `alone` are no other rank's
+matter: each rank sees to its own, after all that.
 """
 
 from __future__ import annotations
@@ -43,19 +44,23 @@ class Rebinding:
         By spec; those that cannot go on are closed and taken out.
     close
         Closes either, and never raises.
+    new_group
+        The group is another than the one they use. Else models only begin a step again.
     """
 
     models: Models
     strategies: dict[str, Strategy]
     close: Callable[..., None]
+    new_group: bool = True
     closed: dict[str, str] = field(default_factory=dict)
     """Name of a model that had to be closed -> why."""
 
     def __post_init__(self) -> None:
         self.names = {training: name for name, training in self.models.names().items()}
+        """Rank 0's name for each model, where it has the model; of a model that is not here nothing is told."""
 
     def run(self) -> None:
-        """Take over everything that can be; the group must be open, and new on all ranks.
+        """Take over everything that can be; the group must be open, and the same on all ranks.
 
         Raises
         ------
@@ -68,8 +73,10 @@ class Rebinding:
                 self._round(Agreement("rebind"))
             except _FailedSomewhereError:
                 group.reopen_group()
+                self.new_group = True
             else:
-                return
+                break
+        self._own_models()
 
     def told(self) -> dict[str, Any]:
         """What became of the models, see `Scope.recover`."""
@@ -81,7 +88,8 @@ class Rebinding:
         }
 
     def _round(self, agreement: Agreement) -> None:
-        self._drop_what_others_lack(agreement)
+        if not self._drop_what_others_lack(agreement):
+            return
         for text, strategy in list(self.strategies.items()):
             if not strategy.alone:
                 why = self._attempt(strategy.rebind, agreement)
@@ -94,11 +102,22 @@ class Rebinding:
                 self._close_model(training, why)
                 raise _FailedSomewhereError
 
-    def _drop_what_others_lack(self, agreement: Agreement) -> None:
-        """Keep what every rank has, in the order of rank 0; a model is known by its strategy, number and kind."""
+    def _drop_what_others_lack(self, agreement: Agreement) -> bool:
+        """Keep what every rank has, in the order of rank 0; a model is known by its strategy, number and kind.
+
+        False, and all is kept, where nothing is to be taken over: a step was cut off of a model that one rank has.
+        """
         own = {training.key: training for training in self._trainings()}
         texts = [text for text, strategy in self.strategies.items() if not strategy.alone]
-        told = agreement.hear({"strategies": texts, "models": list(own), "counts": self.models.counts})
+        names = {key: self.names[training] for key, training in own.items()}
+        needed = self.new_group or any(training.unsettled for training in own.values())
+        mine = {"strategies": texts, "models": names, "counts": self.models.counts, "needed": needed}
+        told = agreement.hear(mine)
+        self.names |= {own[key]: name for key, name in told[0]["models"].items() if key in own}
+        if not any(of["needed"] for of in told):
+            for key in own.keys() - told[0]["models"].keys():
+                del self.names[own[key]]
+            return False
         self.models.counts = {
             text: max(of["counts"].get(text, 0) for of in told) for text in {t for of in told for t in of["counts"]}
         }
@@ -109,9 +128,19 @@ class Rebinding:
         for text in texts:
             if not all(text in of["strategies"] for of in told):
                 self._close_strategy(text, GONE)
-        self.models.sort(told[0]["models"])
+        self.models.sort(list(told[0]["models"]))
         order = [text for text in told[0]["strategies"] if text in self.strategies]
         self.strategies |= {text: self.strategies.pop(text) for text in order}
+        return True
+
+    def _own_models(self) -> None:
+        """Bring the models that only this rank has to the beginning of a step."""
+        for training in self.models.live():
+            if not training.closed and training.prepared.strategy.alone:
+                try:
+                    training.rebind()
+                except Exception as error:  # noqa: BLE001 - a library may fail in any way
+                    self._close_model(training, f"half a step could not be undone ({type(error).__name__}: {error})")
 
     def _attempt(self, action: Callable[[], None], agreement: Agreement) -> str:
         """Do it on all ranks; returns why it failed, where it failed anywhere, the same on all ranks."""
@@ -138,6 +167,7 @@ class Rebinding:
         return f"{GONE}, and it could not be taken over on rank {rank} ({first['why']})"
 
     def _trainings(self) -> list[Training]:
+        """Models that all ranks take over together."""
         return [one for one in self.models.live() if not one.closed and not one.prepared.strategy.alone]
 
     def _close_strategy(self, text: str, why: str) -> None:

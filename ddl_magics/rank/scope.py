@@ -185,11 +185,13 @@ class Scope:
         Returns
         -------
         `models`: optimizer steps of this rank by the name of each model that goes on; ranks whose numbers differ are
-        out of step. `torn`: names of those an update of which broke off in its middle on this rank. `closed`: why, by
-        name, for models that cannot go on on some rank, and so on none.
+        out of step, and one without it stands by while another trains it alone. `torn`: names of those an update of
+        which broke off in its middle on this rank. `closed`: why, by name, for models that cannot go on on some rank,
+        and so on none.
         """
+        sound = self._bound_to is not None and self._bound_to() is dist.group.WORLD
         self._bound_to = None
-        rebinding = Rebinding(self._models, self._strategies, self._close)
+        rebinding = Rebinding(self._models, self._strategies, self._close, new_group=not sound)
         rebinding.run()
         self._bound_to = _present_group()
         group.notes_to(self.note)

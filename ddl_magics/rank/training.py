@@ -121,7 +121,10 @@ class Training:
         return self.prepared.updates.count
 
     def rebind(self) -> None:
-        """Go over to the process group that was made anew; gradients and half an accumulation are dropped."""
+        """Go over to the process group that was made anew; gradients and half an accumulation are dropped.
+
+        A collective, unless its strategy is `alone`.
+        """
         self._calls = 0
         self._group = self.accumulate
         self._boundary = self._waiting = self._under_way = False

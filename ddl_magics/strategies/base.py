@@ -156,7 +156,8 @@ class Prepared(ABC):
 
         Weights and optimizer state of this rank stay as they are, gradients are dropped. Where a rank holds weights
         that others own, they become the owner's. Comes after `Strategy.rebind`; all ranks call it, models in the
-        same order. A failure half-way leaves the model fit for `close` alone.
+        same order. A failure half-way leaves the model fit for `close` alone. Where the strategy is `alone` only the
+        rank that has the model calls it, and it drops the gradients.
         """
         raise UsageOnRankError(
             f"{self.strategy.spec.text} cannot take a model over into a new process group",

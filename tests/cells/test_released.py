@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import nbformat
 import pytest
 from nbclient import NotebookClient
@@ -144,6 +146,44 @@ def test_training_goes_on_from_where_it_was_with_the_same_model(ready, strategy)
     shown = ready.run(GO_ON, timeout=60)
     assert "Sequential of ddl.prepare" in shown.stderr
     assert shown.stdout == uninterrupted
+
+
+def lone(cell):
+    """The same with a model that only rank 0 has, which no other rank's failure concerns, and batches in pairs."""
+    cell = (
+        cell.replace("net", "solo").replace("loader", "batches").replace("batch_size=8)", "batch_size=8), accumulate=2")
+    )
+    return cell.replace("--strategy ddp", "").replace("%%ddl", "%%ddl --strategy single")
+
+
+def test_a_model_of_rank_0_alone_begins_its_step_again_and_is_no_matter_of_other_ranks(ready):
+    assert ready.run(lone(TRAIN.format(strategy="ddp", steps=2))).ename is None
+    uninterrupted = ready.run(lone(GO_ON)).stdout
+    assert "mean loss" in uninterrupted
+    left = "left = ddl.prepare(torch.nn.Sequential(torch.nn.Linear(2, 2)))"
+    assert ready.run(f"%%ddl\n{left}\nif rank == 0:\n    left = None").ename is None
+    failing = lone(TRAIN.format(strategy="ddp", steps=4)).replace("step == 4 and rank == 1", "step == 3")
+    assert "a bad sample" in ready.run(failing).evalue
+    shown = ready.run(lone(GO_ON))
+    assert re.fullmatch(r"a training step was cut off in In\[\d+\]: .*Sequential.* begins it again\n", shown.stderr)
+    assert shown.stdout == uninterrupted
+    ready.run("%%ddl\nleft = None")
+
+
+def test_a_model_of_rank_0_alone_outlives_a_failure_of_all_ranks(ready):
+    ready.run(lone(TRAIN.format(strategy="ddp", steps=2)))
+    uninterrupted = ready.run(lone(GO_ON)).stdout
+    assert "mean loss" in uninterrupted
+    ready.run(lone(TRAIN.format(strategy="ddp", steps=2)))
+    assert ready.run(TRAIN.format(strategy="ddp", steps=4), timeout=60).ename is None
+    expected = ready.run(GO_ON, timeout=60).stdout
+    for strategy in ("ddp", "single,ddp"):
+        failed = ready.run(TRAIN.format(strategy=strategy, steps=5), timeout=60)
+        assert "rank 1 failed in line 12 of the cell with ValueError: a bad sample" in failed.evalue
+        shown = ready.run(GO_ON, timeout=60)
+        assert re.fullmatch(r"process group made anew after .*Sequential.*Sequential 2 of ddl.prepare\n", shown.stderr)
+        assert shown.stdout == expected
+    assert ready.run(lone(GO_ON)).stdout == uninterrupted
 
 
 def test_deepspeed_of_the_users_own_forgets_the_world_that_is_gone(ready):
