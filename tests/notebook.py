@@ -169,6 +169,24 @@ def wait_for(condition, timeout: float = 10, what: str = "") -> None:
         time.sleep(0.02)
 
 
+def lines_of(rank: int, text: str) -> list[str]:
+    """The lines of one rank in a cell's output, whether they were folded with those of other ranks or not."""
+    found = []
+    for label, line in re.findall(r"^\[([\d,-]+)\] ?(.*)$", text, re.MULTILINE):
+        spans = [part.split("-") for part in label.split(",")]
+        if any(int(span[0]) <= rank <= int(span[-1]) for span in spans):
+            found.append(line)
+    return found
+
+
+HOLD = """import os, time
+until = time.time() + 30
+while not os.path.exists({path!r}) and time.time() < until:
+    time.sleep(0.02)
+"""
+"""Code that holds a rank up until there is a file `path`; the time limit is for a test that fails."""
+
+
 def alive(pids: list[int]) -> list[int]:
     """Those of the processes that still run."""
     running = []

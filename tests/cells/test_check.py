@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.notebook import HOLD
+
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
 
 TRAIN = """
@@ -103,12 +105,14 @@ def test_a_check_needs_no_process_group(ranks2):
     assert "sharded over ranks 0-1; the rest is equal" in check(ranks2, "model")[0]
 
 
-def test_a_mistake_is_one_line_and_a_running_cell_is_not_disturbed(ranks2):
+def test_a_mistake_is_one_line_and_a_running_cell_is_not_disturbed(ranks2, tmp_path):
+    ranks2.run("%%ddl\nlr = 0.1")
     assert ranks2.run("%ddl check").ename == "UsageError"
     assert "is not a name nor an expression" in ranks2.run("%ddl check x[").text
-    ranks2.run("%%ddl --bg\nimport time\ntime.sleep(1.5)")
+    ranks2.run("%%ddl --bg\n" + HOLD.format(path=str(tmp_path / "go")))
     shown = ranks2.run("%ddl check lr")
     assert shown.ename == "BusyError"
     assert len(shown.traceback.splitlines()) == 1
+    (tmp_path / "go").touch()
     ranks2.run("%ddl wait")
     assert check(ranks2, "lr") == ["lr 0-1 float 0.1 equal"]

@@ -68,9 +68,9 @@ def test_a_death_in_a_cell_says_who_how_and_what_it_printed_last(book, code):
     assert "Traceback" not in shown.text
     below = shown.traceback.splitlines()[1:]
     assert below == ["rank 1 printed last:", "    loss 1.5", "    last words"]
-    wait_for(lambda: alive(running) == [], 5, "the other rank")
+    wait_for(lambda: alive(running) == [], 20, "the other rank")
     for typed in ("%%ddl\n1", "%ddl status", "pids = 1\n%ddl push pids", "%ddl pull began", "%ddl start -n 2"):
-        after = book.run(typed, timeout=5)
+        after = book.run(typed, timeout=20)
         assert (after.ename, after.traceback) == ("RankDiedError", f"RankDiedError: {shown.evalue}"), typed
     assert "loss 1.5" in book.run("%ddl log --rank 1").stdout
 
@@ -82,7 +82,7 @@ def test_a_death_while_nothing_runs_is_told_once_under_the_last_cell(book):
     os.kill(running[0], signal.SIGKILL)
     text = book.late(cell, "rank 0 died (signal 9")
     assert "MPI ended rank 1 with it" in text
-    again = book.run("%%ddl\n1", timeout=5)
+    again = book.run("%%ddl\n1", timeout=20)
     assert again.evalue == text.strip()
     assert again.stderr == ""
 
@@ -95,7 +95,7 @@ def test_an_errand_does_not_wait_for_a_rank_that_is_gone(book):
     push = book.send("%ddl push slow")
     time.sleep(0.3)  # the push may have begun or not
     os.kill(running[1], signal.SIGKILL)
-    shown = book.result(push, 10)
+    shown = book.result(push, 15)
     assert shown.ename == "RankDiedError"
     assert shown.evalue == KILLED
 
@@ -109,7 +109,7 @@ def test_a_cluster_that_somebody_ended_is_noticed_and_not_waited_for(book, part,
     cell = book.send("%%ddl\nimport time\nprint('asleep', flush=True)\ntime.sleep(60)")
     book.result(cell, until=lambda shown: "asleep" in shown.stdout)
     os.kill(process_of(book, part), signal.SIGKILL)
-    shown = book.result(cell, 10)
+    shown = book.result(cell, 15)
     assert shown.ename == "RankDiedError", shown.text
     assert shown.evalue.startswith(said), shown.evalue
     restarted = book.run("%ddl restart", timeout=90)
@@ -128,6 +128,6 @@ def test_without_mpi_the_others_live_on_until_they_are_ended_by_the_notebook(boo
     assert shown.evalue.startswith("rank 1 died (exit code 4: os._exit or sys.exit")
     assert "rank 0 lives on, but cannot go on without it" in shown.evalue
     assert alive(running) == running[:1]
-    assert book.run("%%ddl\n1", timeout=5).evalue == shown.evalue
+    assert book.run("%%ddl\n1", timeout=20).evalue == shown.evalue
     assert book.run("%ddl stop").ename is None
     assert alive(running) == []

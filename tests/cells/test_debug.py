@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.notebook import wait_for
+from tests.notebook import lines_of, wait_for
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
 
@@ -24,7 +24,7 @@ dist.barrier()
 STOPS_ON_RANK_1 = """%%ddl
 import torch, torch.distributed as dist
 x = torch.ones(2) * (rank + 1)
-print("before", flush=True)
+print("before", flush=True); dist.barrier()
 if rank == 1:
     breakpoint()
     x += 10
@@ -33,10 +33,37 @@ float(x.sum())
 """
 
 
+ASKED = {"rank all": "ddl ranks 0-1> ", "rank 1": "ddl rank 1> "}
+"""What the prompt says once these ranks are asked."""
+
+
+def each_for_all(*lines):
+    """Lines that both ranks are to be asked, each only when both have come to a stop."""
+    return [typed for line in lines for typed in ("rank all", line)]
+
+
+def type_in(book, lines, timeout=30):
+    """As `answer`; `rank all` is typed again until both ranks have stopped, which need not be at the same moment."""
+    prompts, last = [], ""
+    for line in lines:
+        deadline = time.monotonic() + timeout
+        while True:
+            prompt = book.client.get_stdin_msg(timeout=timeout)["content"]["prompt"]
+            if prompt == ASKED.get(last, prompt):
+                break
+            assert time.monotonic() < deadline, f"{prompt!r} after {last!r}"
+            time.sleep(0.05)
+            book.client.input(last)
+        prompts.append(prompt)
+        book.client.input(line)
+        last = line
+    return prompts
+
+
 def debug(book, lines, code="%ddl debug", timeout=30):
     """Type lines at the prompts of a cell; the prompts and what the cell showed in the end."""
     cell = book.send(code)
-    prompts = book.answer(lines, timeout)
+    prompts = type_in(book, lines, timeout)
     return prompts, book.result(cell, timeout)
 
 
@@ -149,7 +176,9 @@ def test_one_rank_stops_while_the_other_waits_and_the_cell_ends_well(ranks2):
     assert shown.ename is None, shown.text
     assert "rank 1 stopped in line" in shown.stderr
     assert "rank 0 in all_reduce, line 8" in shown.stderr
-    assert shown.stdout.index("[0-1] before") < shown.stdout.index(f"> In[{shown.number}]")
+    above, stop, _ = shown.stdout.partition(f"> In[{shown.number}]")
+    assert stop
+    assert lines_of(0, above) == lines_of(1, above) == ["before"]
     assert "tensor([2., 2.])\ntensor([4., 4.])\n" in shown.stdout
     assert "[0-1] 26.0" in shown.text
 
@@ -166,7 +195,7 @@ def test_quit_ends_the_cell_on_every_rank_and_the_next_one_runs(ranks2):
 
 def test_stop_at_the_prompt_is_quit(ranks2):
     cell = ranks2.send("%%ddl\nimport time\nif rank == 0:\n    breakpoint()\nwhile rank:\n    time.sleep(0.1)")
-    ranks2.client.get_stdin_msg(timeout=10)
+    ranks2.client.get_stdin_msg(timeout=30)
     ranks2.interrupt()
     assert ranks2.result(cell, 15).ename == "KeyboardInterrupt"
     assert "[0-1] 1" in ranks2.run("%%ddl\n1").text
@@ -174,9 +203,9 @@ def test_stop_at_the_prompt_is_quit(ranks2):
 
 def test_all_ranks_stop_and_step_and_go_on_together(ranks2):
     code = "%%ddl\ndef f(n):\n    t = n + rank\n    return t\nbreakpoint()\na = f(2)\ntotal = a\nprint('end', total)"
-    lines = ["rank all", "p rank", "n", "step", "next", "n", "p t", "rank 1", "return", "n", "rank all", "continue"]
-    prompts, shown = debug(ranks2, lines, code)
-    assert prompts[0] == "ddl rank 0> "
+    lines = [*each_for_all("p rank", "n", "step", "next", "n", "p t"), "rank 1", "return", "rank 1", "n", "rank 1"]
+    prompts, shown = debug(ranks2, [*lines, *each_for_all("continue")], code)
+    assert prompts[0] in {"ddl rank 0> ", "ddl rank 1> "}  # the one that has stopped first
     assert prompts[1] == "ddl ranks 0-1> "
     assert shown.ename is None
     assert "ranks 0-1 stopped in line 5" in shown.stderr
@@ -200,16 +229,17 @@ def test_in_the_background_debug_opens_the_prompt(ranks2):
     cell = ranks2.send("%%ddl --bg -o told\nfactor = 3\nbreakpoint()\nfactor + 1")
     if "%ddl debug opens a prompt" not in ranks2.result(cell).stderr:
         ranks2.late(cell, "%ddl debug opens a prompt")
-    _, shown = debug(ranks2, ["factor = 4", "c"], "%ddl debug --rank all")
+    _, shown = debug(ranks2, each_for_all("factor = 4", "c"), "%ddl debug --rank all")
     assert "stopped in line 3" in shown.stderr
     assert ranks2.run("%ddl wait").ename is None
     assert ranks2.value("told") == [5, 5]
 
 
 def test_the_time_at_a_breakpoint_does_not_count(ranks2):
-    cell = ranks2.send("%%ddl --timeout 2\nbreakpoint()\n'over'")
-    ranks2.client.get_stdin_msg(timeout=10)
-    time.sleep(2.5)  # longer than the cell may run
+    cell = ranks2.send("%%ddl --timeout 3\nbreakpoint()\n'over'")
+    type_in(ranks2, ["rank all", "p 1"])  # both ranks have stopped
+    ranks2.client.get_stdin_msg(timeout=30)
+    time.sleep(3.5)  # longer than the cell may run
     ranks2.client.input("c")
     shown = ranks2.result(cell)
     assert shown.ename is None, shown.text
@@ -244,7 +274,7 @@ def test_pdb_stops_too_and_after_the_cell_all_is_as_it_was(ranks2):
 
 def test_wait_opens_the_prompt_of_a_cell_in_the_background_and_steps_stay_in_it(ranks2):
     ranks2.run("%%ddl --bg\nimport time\ntime.sleep(0.5)\nbreakpoint()\nfirst = 1\nsecond = 2")
-    _, shown = debug(ranks2, ["rank all", "n", "n", "p first", "c"], "%ddl wait")
+    _, shown = debug(ranks2, each_for_all("n", "n", "p first", "c"), "%ddl wait")
     assert shown.ename is None, shown.text
     assert "[0-1] -> second = 2" in shown.stdout
     assert "[0-1] 1\n" in shown.stdout
@@ -252,7 +282,7 @@ def test_wait_opens_the_prompt_of_a_cell_in_the_background_and_steps_stay_in_it(
 
 def test_a_second_breakpoint_is_told_again_and_quit_in_the_background_ends_the_cell(ranks2):
     ranks2.run("%%ddl --bg\nfor turn in range(3):\n    breakpoint()\n    turn")
-    _, shown = debug(ranks2, ["p turn", "c", "p turn", "q"], "%ddl wait")
+    _, shown = debug(ranks2, each_for_all("p turn", "c", "p turn", "q"), "%ddl wait")
     assert shown.ename == "KeyboardInterrupt"
     assert shown.stderr.count("ranks 0-1 stopped in line 4") == 2
     assert "0\n" in shown.stdout
@@ -261,7 +291,8 @@ def test_a_second_breakpoint_is_told_again_and_quit_in_the_background_ends_the_c
 
 def test_commands_reach_a_cell_in_the_background_without_a_prompt(ranks2):
     ranks2.run("%%ddl --bg -o told\nimport time\ntime.sleep(0.2)\nbreakpoint()\nfactor = 2\nfactor")
-    wait_for(lambda: "stopped" in ranks2.run("%ddl status").text, 10, "the breakpoint")
+    look = '%ddl debug --rank all -c "p rank"'
+    wait_for(lambda: "[1] 1\n" in ranks2.run(look, allow_stdin=False).stdout, 20, "both ranks at the breakpoint")
     shown = ranks2.run('%ddl debug --rank all -c n -c n -c "factor = 7" -c "p factor" -c c', allow_stdin=False)
     assert shown.ename is None, shown.text
     assert "[0-1] -> factor\n" in shown.stdout

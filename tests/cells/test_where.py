@@ -53,9 +53,9 @@ def test_while_a_cell_runs_each_rank_says_its_line_and_who_waits_for_whom(ranks2
 
     def rank_0_waits() -> bool:
         seen.append(ranks2.run("%ddl where"))
-        return "rank 0 wait" in seen[-1].text
+        return "rank 0 wait" in seen[-1].text and "rank 1: time.sleep" in seen[-1].text
 
-    wait_for(rank_0_waits, 15, "rank 0 in its collective")
+    wait_for(rank_0_waits, 30, "rank 0 in its collective")
     shown = seen[-1]
     assert "in all_reduce (cell line 9) for rank 1, which is in time.sleep (line 5)" in shown.text
     assert "rank 0: all_reduce, cell line 9: dist.all_reduce(x)" in shown.text
