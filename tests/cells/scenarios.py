@@ -52,6 +52,16 @@ class Scenario:
         return dataclasses.replace(self, name=f"{self.name}, rank {rank}", ranks=rank)
 
 
+def are_here(text: str, world_size: int) -> bool:
+    """Whether all ranks have printed `here`: in one line, or on a busy machine in several."""
+    said = set()
+    for label in re.findall(r"\[([\d,-]+)\] here", text):
+        for part in label.split(","):
+            first, _, last = part.partition("-")
+            said |= set(range(int(first), int(last or first) + 1))
+    return len(said) == world_size
+
+
 def check_failure(scenario: Scenario, ename: str, text: str) -> None:
     """The true cause comes first, the freed ranks after it, with their place; nothing of gloo's own words."""
     assert ename == "CellError", text

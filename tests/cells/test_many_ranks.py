@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cells.scenarios import AFTER, SCENARIOS, SETUP, check_after, check_failure
+from tests.cells.scenarios import AFTER, SCENARIOS, SETUP, are_here, check_after, check_failure
 from tests.notebook import Notebook
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -47,7 +47,7 @@ def test_ranks_in_subgroups_that_know_nothing_of_the_failure_are_freed_too(crowd
 def test_stop_takes_at_most_fifteen_lines_and_the_next_cell_runs_on_all(crowd):
     book, n = crowd
     cell = book.send("%%ddl\nprint('here', flush=True)\ndist.recv(torch.ones(1), (rank + 1) % world_size)")
-    book.result(cell, 20, until=lambda shown: f"[0-{n - 1}] here" in shown.stdout)
+    book.result(cell, 20, until=lambda shown: are_here(shown.stdout, n))
     book.interrupt()
     shown = book.result(cell, 30)
     assert shown.ename == "KeyboardInterrupt", shown.text

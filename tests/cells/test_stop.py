@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.cells.scenarios import AFTER, SETUP, check_after
+from tests.cells.scenarios import AFTER, SETUP, are_here, check_after
 from tests.notebook import Notebook, alive, wait_for
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(90)]
@@ -41,7 +41,7 @@ def patience(book: Notebook, seconds: float) -> None:
 def stop_once_it_runs(book: Notebook, code: str, *, presses: int = 1):
     """Start a cell, and press Stop when all ranks have said that they are in it."""
     cell = book.send(f"%%ddl\nprint('here', flush=True)\n{code}")
-    book.result(cell, 20, until=lambda shown: "[0-1] here" in shown.stdout)
+    book.result(cell, 20, until=lambda shown: are_here(shown.stdout, 2))
     for press in range(presses):
         if press:
             book.result(cell, 20, until=lambda shown: "interrupting" in shown.stderr)
@@ -86,7 +86,7 @@ def test_interrupts_at_any_moment_leave_ranks_that_work(ready):
     finally:
         over.set()
         thread.join()
-    assert enames <= {None, "KeyboardInterrupt"}
+    assert enames <= {None, "KeyboardInterrupt", "CellError"}  # nobody pressed Stop, so that a rank may have failed
     check_after(ready.run(AFTER, timeout=20).text, 2)
 
 

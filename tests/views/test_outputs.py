@@ -36,7 +36,8 @@ def test_one_rank_alone_has_no_label():
 
 
 def error(rank, text, failed_at):
-    return Outcome(rank, "error", 1.0, "ValueError", text, ("Traceback:", f"ValueError: {text}"), 3, failed_at)
+    lines = ("Traceback:", f"ValueError: {text}")
+    return Outcome(rank, "error", 1.0, "ValueError", text, lines, line=3, failed_at=failed_at)
 
 
 def test_equal_tracebacks_appear_once_and_the_first_failure_first():
