@@ -13,8 +13,6 @@ import json
 import os
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from contextlib import ExitStack
@@ -51,10 +49,6 @@ SUM = (
 """The next cell where a death has taken all variables."""
 
 
-class FrozenError(Exception):
-    """A cell did not end; the message says what was on the screen."""
-
-
 class Soak:
     """One run of it."""
 
@@ -64,10 +58,14 @@ class Soak:
         self.results: list[Result] = []
         self.steps: dict[str, int] = {}
         self.pids: list[int] = []
-        self.held: dict[str, list[Held]] = {}
-        """Of the kernel, and of each rank since the ranks started last: first and last."""
         self.lived = 0
-        """Cells since then."""
+        """Cells since the ranks started last."""
+        self.first: list[Held] = []
+        """What each rank held then."""
+        self.longest = 0
+        """Cells that ranks lived at most."""
+        self.held: dict[str, tuple[Held, Held]] = {}
+        """First and last, of the kernel, and of the ranks that lived longest."""
 
     # The ranks' life.
 
@@ -75,7 +73,7 @@ class Soak:
         """Bring up ranks with their models."""
         self._must(f"%ddl start -n {self.n} --device cpu --env OMP_NUM_THREADS=1", START_S)
         self._set_up()
-        self.held = {"kernel": [Held.by(self.book.pid)], **self._held_by_ranks()}
+        self.kernel = Held.by(self.book.pid)
 
     def _set_up(self) -> None:
         self._must(self.book.setup(), START_S)
@@ -87,6 +85,7 @@ class Soak:
         self.lived = 0
         self._must(AFTER, CELL_S)  # what is made at the first step is there from then on
         self._stepped()
+        self.first = [Held.by(pid) for pid in self.pids]
 
     def restart(self, result: Result, fault: float) -> None:
         """Bring back the ranks after a death, and see them work."""
@@ -94,21 +93,14 @@ class Soak:
         restarted = self.book.run("%ddl restart", START_S)
         if restarted.ename:
             result.problems.append(f"%ddl restart: {restarted.evalue}")
-        self._sums(result)
+        shown = self.book.run(SUM, CELL_S)
+        if f"[0-{self.n - 1}] sum {self._sum()}" not in shown.stdout:
+            result.problems.append(f"after the restart: {shown.text}")
         result.recovered = time.time() - fault
         left = old & self.book.processes() - {psutil.Process(self.book.pid)}
         if left:
             result.problems.append(f"processes of before the restart live: {left}")
         self._set_up()
-        self.held = {"kernel": self.held["kernel"], **self._held_by_ranks()}
-
-    def _sums(self, result: Result) -> None:
-        shown = self.book.run(SUM, CELL_S)
-        if f"[0-{self.n - 1}] sum {self._sum()}" not in shown.stdout:
-            result.problems.append(f"after the restart: {shown.text}")
-
-    def _held_by_ranks(self) -> dict[str, list[Held]]:
-        return {f"rank {rank}": [Held.by(pid)] for rank, pid in enumerate(self.pids)}
 
     def _must(self, code: str, timeout: float) -> Shown:
         shown = self.book.run(code, timeout)
@@ -125,6 +117,8 @@ class Soak:
         cell = kind.drawn(self.random.randrange(self.n), self.n)
         result = Result(len(self.results) + 1, kind.row, cell.code)
         self.results.append(result)
+        if kind.ending in {"dies", "killed"}:
+            self.note_held()
         self.lived += 1
         try:
             fault = self._run(cell, result)
@@ -212,27 +206,25 @@ class Soak:
 
     def _thaw(self, result: Result) -> None:
         """Say where a frozen cell is, and go on with new ranks, so that the run does not end here."""
-        where = subprocess.run(
-            [sys.executable, "-m", "ddl_magics.cli", "where"],
-            env={**os.environ, "JUPYTER_RUNTIME_DIR": str(self.book.runtime)},
-            capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
-        result.problems.append(where.stdout + where.stderr)
+        result.problems.append(self.book.where())
         self.book.interrupt()
         time.sleep(15)
         try:
             self.restart(result, time.time())
         except TimeoutError as error:
-            raise FrozenError(f"the notebook is frozen for good:\n{result.code}\n{error}") from error
+            raise RuntimeError(f"the notebook is frozen for good:\n{result.code}\n{error}") from error
 
     def note_held(self) -> None:
-        """What everybody holds now."""
-        for who, pid in zip(self.held, [self.book.pid, *self.pids], strict=True):
-            self.held[who].append(Held.by(pid))
+        """Compare what ranks hold, which are about to go, with their first moments, if they lived longest."""
+        self._must("%%ddl\nimport gc\nbatches = group = plain = loss = hook = None\ngc.collect()", CELL_S)
+        self.held["kernel"] = self.kernel, Held.by(self.book.pid)
+        if self.lived >= self.longest:
+            self.longest = self.lived
+            last = [Held.by(pid) for pid in self.pids]
+            self.held |= {f"rank {rank}": both for rank, both in enumerate(zip(self.first, last, strict=True))}
 
     def end(self) -> list[str]:
         """Stop everything; what is left, in words."""
-        self._must("%%ddl\nimport gc\nbatches = group = plain = None\ngc.collect()", CELL_S)
         self.note_held()
         self._must("%ddl stop", CELL_S)
         left = self.book.processes() - {psutil.Process(self.book.pid)}
@@ -280,7 +272,8 @@ def run(cells: int, minutes: float, seed: int, n: int, log: Path | None = None) 
     taken = (time.time() - began) / 60
     load = f"load {min(loads):.1f} to {max(loads):.1f}, median {statistics.median(loads):.1f}"
     about = f"{where}; {n} ranks, seed {seed}, {len(soak.results)} cells in {taken:.0f} minutes; {load}"
-    return f"{about}\n\n{table(soak.results)}\n\n{held_table(soak.held, soak.lived)}\n\nLeft: {', '.join(left)}"
+    holds = held_table(soak.held, soak.longest, len(soak.results))
+    return f"{about}\n\n{table(soak.results)}\n\n{holds}\n\nLeft: {', '.join(left)}"
 
 
 def report(*, quick: bool) -> str:

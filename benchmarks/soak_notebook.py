@@ -6,6 +6,9 @@ parent. Times are Unix times: front end, kernel and ranks are on one machine.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -78,6 +81,15 @@ class SoakNotebook(Notebook):
                 if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
                     found.add(process)
         return found
+
+    def where(self) -> str:
+        """Where every rank is, asked from a terminal: the kernel may be busy."""
+        done = subprocess.run(
+            [sys.executable, "-m", "ddl_magics.cli", "where"],
+            env={**os.environ, "JUPYTER_RUNTIME_DIR": str(self.runtime)},
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        return done.stdout + done.stderr
 
     def end_all(self) -> None:
         """Leave no process of a run that broke off."""

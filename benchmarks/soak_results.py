@@ -58,10 +58,12 @@ def table(results: list[Result]) -> str:
     return grid(head, lines)
 
 
-def held_table(held: dict[str, list[Held]], cells: int) -> str:
-    """What processes held at first and at last; `cells`: since the ranks started last."""
+def held_table(held: dict[str, tuple[Held, Held]], longest: int, cells: int) -> str:
+    """What processes held at first and at last: ranks over `longest` cells, the kernel over all."""
     lines = []
-    for who, (first, *_, last) in held.items():
-        since = "the start" if who == "kernel" else f"{cells} cells before"
-        lines += [[who, since, *first.cells()], [who, "the end", *last.cells()]]
-    return grid(["process", "at", *HELD], lines)
+    for who, (first, last) in held.items():
+        lines += [
+            [who, "at first", *first.cells()],
+            [who, f"after {cells if who == 'kernel' else longest} cells", *last.cells()],
+        ]
+    return grid(["process", "", *HELD], lines)
