@@ -23,9 +23,6 @@ from ddl_magics.rank import environment, group
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-TABLES = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "tags_to_pg", "pg_to_tag")
-"""Names of the tables of `torch.distributed.distributed_c10d._world`."""
-
 
 @contextlib.contextmanager
 def world_of_one() -> Iterator[World]:
@@ -64,8 +61,8 @@ class _GroupsAside:
     @classmethod
     def take(cls) -> _GroupsAside:
         world = c10d._world
-        aside = cls({name: dict(getattr(world, name)) for name in TABLES}, world.group_count, world.default_pg)
-        for name in TABLES:
+        aside = cls({name: dict(getattr(world, name)) for name in group.TABLES}, world.group_count, world.default_pg)
+        for name in group.TABLES:
             getattr(world, name).clear()
         c10d._unregister_all_process_groups()
         # Ranks name a group by counting: what is counted in here must not put this rank out of step with the others.

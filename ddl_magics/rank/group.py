@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 TIMEOUT = timedelta(minutes=30)
 """How long a collective waits before it fails by itself: a long checkpoint of one rank must fit."""
 
+TABLES = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "tags_to_pg", "pg_to_tag")
+"""Names of the tables of `torch.distributed.distributed_c10d._world`."""
+
 log = logging.getLogger(__name__)
 _torch_init = c10d.init_process_group
 
@@ -168,8 +171,20 @@ def close_group() -> None:
     opened, _opened = _opened, None
     _patch(_torch_init)
     opened.overlay.remove()
-    if dist.is_initialized() and not opened.adopted:
+    if opened.adopted:
+        return
+    if dist.is_initialized():
         dist.destroy_process_group()
+    else:
+        _forget_half_made()
+
+
+def _forget_half_made() -> None:
+    """Clear tables of a group whose making broke off: its name would be taken, and counted on some ranks only."""
+    for name in TABLES:
+        getattr(c10d._world, name).clear()
+    c10d._unregister_all_process_groups()
+    c10d._world.group_count = 0
 
 
 def reopen_group(occasion: str = "") -> None:
