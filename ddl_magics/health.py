@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import ipyparallel as ipp
 
+from ddl_magics import waits
 from ddl_magics.errors import CellInterrupted, DDLError, RecoveryError
 from ddl_magics.ladder import presses_counted
 from ddl_magics.views.ranges import in_words
@@ -33,7 +34,7 @@ RECOVER_S = 30.0
 END_S = 10.0
 """Seconds that they have to end an attempt that failed."""
 
-MESSAGES = re.compile(r"\b(send|recv|isend|irecv|batch_isend_irecv|P2POp|send_object_list|recv_object_list)\b")
+MESSAGES = re.compile(rf"\b({'|'.join(sorted(waits.MESSAGES | {'P2POp'}))})\b")
 """Point-to-point calls, which no group counts: one may be left behind unread when a cell fails."""
 
 HALF = "some of its weights have moved, others have not"

@@ -56,7 +56,7 @@ ARROWS = {
     },
     "ladder": {"debugging", "freeing", "running", "views"},
     "freeing": {"running", "waits", "views"},
-    "health": {"cluster", "deaths", "ladder", "views"},
+    "health": {"cluster", "deaths", "ladder", "waits", "views"},
     "debugging": {"prompt", "running", "views"},
     "postmortem": {"prompt", "cluster", "views"},
     "prompt": {"views"},

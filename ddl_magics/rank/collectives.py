@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 GRACE_S = 0.2
 """A collective that began later than this is under way, not waited in."""
 
-POINT_TO_POINT = {"send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list"}
-POINT_TO_POINT |= {"monitored_barrier"}  # of messages, and not recorded either
+BY_MESSAGES = {
+    "send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list", "monitored_barrier",
+}  # fmt: skip
+"""Functions of torch.distributed that are messages, or made of them, and so not recorded."""
 RENDEZVOUS = {"new_group", "init_process_group", "split_group", "_store_based_barrier"}
 """Functions of torch.distributed in which ranks meet by the store."""
 
@@ -109,7 +111,7 @@ def _ranks_of(name: str) -> tuple[int, ...]:
 def _on_stack(frame: FrameType | None) -> Waiting | None:
     for one in outwards(frame):
         function = _function_of_torch(one)
-        if function in POINT_TO_POINT | RENDEZVOUS:
+        if function in BY_MESSAGES | RENDEZVOUS:
             return Waiting(name=function, group=_ends(one))
     return None
 

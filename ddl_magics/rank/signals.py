@@ -13,30 +13,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
 
-@contextmanager
-def heard() -> Iterator[None]:
+def heard() -> AbstractContextManager[None]:
     """Within it SIGINT raises KeyboardInterrupt."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        _put_back(before)
+    return _handled_by(signal.default_int_handler)
+
+
+def undisturbed() -> AbstractContextManager[None]:
+    """Within it SIGINT does nothing."""
+    return _handled_by(signal.SIG_IGN)
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """Within it SIGINT does nothing."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _handled_by(handler: Any) -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, handler)
     try:
         yield
     finally:
-        _put_back(before)
-
-
-def _put_back(handler: Any) -> None:
-    try:
-        signal.signal(signal.SIGINT, handler)
-    except KeyboardInterrupt:  # just before: what it was to end has ended
-        signal.signal(signal.SIGINT, handler)
+        try:
+            signal.signal(signal.SIGINT, before)
+        except KeyboardInterrupt:  # just before: what it was to end has ended
+            signal.signal(signal.SIGINT, before)
