@@ -20,9 +20,18 @@ def test_cpu_memory_follows_what_is_allocated():
     after = device.memory()
     size = held.numel() * 4
     assert abs(after["allocated"] - before["allocated"] - size) < 0.05 * size
-    assert after["total"] - before["total"] > 0.8 * size
     assert after["peak_total"] >= after["total"] > 0
     assert after["total"] < after["capacity"]
+
+
+def test_resident_memory_follows_in_a_process_that_has_nothing_to_reuse():
+    # A process that lived longer may take the tensor from memory that malloc kept, and so does not grow.
+    program = (
+        "import torch; from ddl_magics.rank.device import Device; device = Device.of('cpu');"
+        "before = device.memory()['total']; held = torch.ones(16 * 2**20); print(device.memory()['total'] - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert int(done.stdout) > 0.8 * 16 * 2**20 * 4
 
 
 def test_the_peak_begins_anew():
