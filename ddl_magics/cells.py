@@ -112,6 +112,8 @@ class Cells:
                     strategy=spec.text,
                     ranks=(0,) if spec.name == "single" else options.ranks,
                     precision=options.precision,
+                    checkpoint_activations=options.checkpoint_activations,
+                    steps=options.steps,
                     seed=options.seed,
                     timeout=options.timeout,
                     keep_frames=options.keep_frames,

@@ -112,6 +112,10 @@ def cell_parser() -> Parser:
     add_strategy(parser)
     parser.add_argument("--ranks", metavar="0,2-3", help="only on these ranks")
     parser.add_argument("--precision", choices=("32", "bf16-mixed", "bf16-true"), default="32")
+    parser.add_argument(
+        "--checkpoint-activations", action="store_true", help="compute activations again in the backward, to keep fewer"
+    )
+    parser.add_argument("--steps", type=int, metavar="N", help="end ddl.track after N optimizer steps")
     parser.add_argument("--seed", type=int, metavar="S", help="seed of torch, numpy, random and the order of the data")
     parser.add_argument("--name", metavar="RUN", help="name of the run in tables")
     parser.add_argument("--timeout", type=float, metavar="S", help="stop the cell after S seconds")
@@ -211,6 +215,8 @@ class CellOptions:
     """Empty: the session's."""
     ranks: tuple[int, ...] | None = None
     precision: str = "32"
+    checkpoint_activations: bool = False
+    steps: int | None = None
     seed: int | None = None
     name: str | None = None
     timeout: float | None = None
@@ -228,6 +234,9 @@ def cell_options(line: str) -> CellOptions:
     if args.timeout is not None and args.timeout <= 0:
         msg = f"--timeout {args.timeout:g} is not a time"
         raise UsageError(msg, "It is in seconds and must be above 0.")
+    if args.steps is not None and args.steps < 1:
+        msg = f"--steps {args.steps} is no number of steps"
+        raise UsageError(msg, "Give 1 or more.")
     if args.keep_as is not None and (not args.keep_as.isidentifier() or keyword.iskeyword(args.keep_as)):
         msg = f"-o {args.keep_as} is not a name"
         raise UsageError(msg, "Give the name of a variable.")
@@ -235,6 +244,8 @@ def cell_options(line: str) -> CellOptions:
         strategies=strategies(args.strategy, args.stage, args.grid),
         ranks=ranks(args.ranks) if args.ranks else None,
         precision=args.precision,
+        checkpoint_activations=args.checkpoint_activations,
+        steps=args.steps,
         seed=args.seed,
         name=args.name,
         timeout=args.timeout,

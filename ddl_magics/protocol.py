@@ -96,6 +96,10 @@ class CellRequest(Wire):
     seed: int | None = None
     """None: ranks keep their random state, and `model_init` and the order of the data use seed 0."""
     timeout: float | None = None
+    checkpoint_activations: bool = False
+    """What `prepare` of this cell does with activations, see `strategies.base.Training`."""
+    steps: int | None = None
+    """`ddl.track` ends its loop after so many optimizer steps of this cell."""
     keep_frames: bool = False
     """Keep the frames of a failure for lack of memory, which are dropped at once else."""
     part: int = 0

@@ -1,25 +1,25 @@
 """What a cell talks to: `ddl`, the same object on every rank and for the life of the rank.
 
 It hands every call to the one place that does it: `scope` (the cell and its strategy), `training` (accumulation),
-`data` (loaders), `progress` (loops), `together` (other ranks). It also works
-in a plain program under torchrun, srun or mpiexec, see `init`. Limits: one thread, the main one, calls it; only
+`data` (loaders), `progress` (loops). Calls between ranks are in `among`, those for checkpoints in `keeping`. It also
+works in a plain program under torchrun, srun or mpiexec, see `init`. Limits: one thread, the main one, calls it; only
 `memory`, `peak_memory` and `recorder` are the sampler's too.
 """
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ddl_magics.errors import UsageOnRankError
-from ddl_magics.rank import data, group, parts, together
+from ddl_magics.rank import data, parts, together
+from ddl_magics.rank.among import Among
 from ddl_magics.rank.batches import Share, own_randomness, seed_all
+from ddl_magics.rank.keeping import Keeping
 from ddl_magics.rank.model import training_of
 from ddl_magics.rank.progress import Tracker
-from ddl_magics.rank.scope import Scope
 from ddl_magics.rank.training import Training
 from ddl_magics.strategies import base
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ddl_magics.strategies.base import Strategy
 
 
-class Context(Scope):
+class Context(Among, Keeping):
     """The context `ddl` of one rank; see `Scope` for its parameters."""
 
     # Models
@@ -111,19 +111,6 @@ class Context(Scope):
         """Return the plain module of a prepared model; under some strategies its parameters are sharded."""
         training = training_of(model)
         return model if training is None else training.prepared.module
-
-    def full_state_dict(self, model: Any) -> dict[str, torch.Tensor]:
-        """Whole weights on the CPU, unprefixed names, before or after `prepare`; a collective."""
-        training = training_of(model)
-        return self._strategy().full_state_dict(model) if training is None else training.prepared.full_state_dict()
-
-    def load_full_state_dict(self, model: Any, state: dict[str, torch.Tensor]) -> None:
-        """Whole weights in, before or after `prepare`; a collective, every rank gives the same."""
-        training = training_of(model)
-        if training is None:
-            self._strategy().load_full_state_dict(model, state)
-        else:
-            training.prepared.load_full_state_dict(state)
 
     def forget_dropped_models(self) -> None:
         """Free models whose last name is gone but which a cycle of references still holds."""
@@ -217,56 +204,6 @@ class Context(Scope):
         self._losses[training] = (name, step + 1)
         self._step = max(self._step, step + 1)
         return name, step + 1
-
-    # Other ranks
-
-    def all_gather(self, value: Any) -> list[Any]:
-        """Values of all ranks in rank order: tensors of any shapes, or anything that pickles; a collective."""
-        return together.all_gather(value)
-
-    def all_reduce_mean(self, value: float | torch.Tensor) -> float | torch.Tensor:
-        """Mean over ranks of a number or tensor; a collective."""
-        return together.all_reduce_mean(value)
-
-    def gather_for_metrics(self, value: Any) -> Any:
-        """Results of a batch from all ranks, concatenated along dimension 0, no sample twice; a collective."""
-        running = [
-            loader for training in self._models.live() for loader in training.loaders if loader.share is not None
-        ]
-        tracked = self._tracker.items if self._tracker is not None else None
-        if isinstance(tracked, data.RankLoader) and tracked.share is not None:
-            running.append(tracked)
-        share = max(running, key=lambda loader: loader.turn).share if running else None
-        return together.gather_for_metrics(value, self._strategy().data_rank, share is not None and share.samples == 0)
-
-    def barrier(self) -> None:
-        """Wait for every rank."""
-        together.barrier()
-
-    def print(self, *values: Any, **options: Any) -> None:
-        """Print on rank 0 only."""
-        if self.rank == 0:
-            builtins.print(*values, **options)  # noqa: T201 - this is what it is for
-
-    @contextlib.contextmanager
-    def first(self, local: bool = False) -> Iterator[None]:
-        """Let rank 0 (`local`: the first rank of each node) through the block before the others, however long.
-
-        When the first one raises, the others raise too.
-        """
-        self._firsts += 1
-        key = f"first/{self._request.run}/{self._request.cell}/{self._firsts}"
-        others = self.world_size - 1
-        goes_first = self.rank == 0
-        if local:
-            key = f"{key}/{self.world.node_rank}"
-            others = self.world.local_world_size - 1
-            goes_first = self.world.local_rank == 0
-        if others == 0:
-            yield
-            return
-        with together.in_turn(group.shared_store(), key, goes_first=goes_first, others=others):
-            yield
 
     # Memory
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from ddl_magics.errors import UsageOnRankError
 from ddl_magics.strategies.looks import Looks
 from ddl_magics.strategies.updates import Updates
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from contextlib import AbstractContextManager
 
     import torch
@@ -32,6 +33,32 @@ class Training:
     """`32`, `bf16-mixed` (fp32 weights, autocast to bf16) or `bf16-true` (weights in bf16)."""
     accumulate: int = 1
     """Calls of `backward` for each optimizer step."""
+    checkpoint_activations: bool = False
+    """Keep only the inputs of each block for the backward, which computes the rest again."""
+
+
+class Entry(NamedTuple):
+    """One tensor of a prepared model as a checkpoint knows it: whole, and the same under every strategy."""
+
+    name: str
+    """Of the parameter or buffer, as in `state_dict` of the plain module."""
+    kind: str
+    """`weight`, also for buffers; `master` for fp32 weights beside bf16 ones; else the optimizer's own word for a
+    part of its state, such as `exp_avg`, `momentum_buffer` or `step`."""
+    shape: tuple[int, ...]
+    """Of the whole tensor; `()` for a count of steps."""
+    dtype: torch.dtype
+
+
+class Whole(Protocol):
+    """A whole tensor that is read as far as somebody asks: a torch.Tensor, or a slice of a safetensors file."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole."""
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        """Read a part, such as `[4:8]`, `[:, 2:4]` or `[...]` for all of it; on the CPU."""
 
 
 class Strategy(ABC):
@@ -162,6 +189,33 @@ class Prepared(ABC):
         raise UsageOnRankError(
             f"{self.strategy.spec.text} cannot take a model over into a new process group",
             "Build and prepare it again.",
+        )
+
+    def entries(self) -> list[Entry]:
+        """What a checkpoint of this model consists of, the same on all ranks in the same order; no collective.
+
+        Tied names are one entry, under the first of them. What an optimizer has not begun to keep is not there.
+        """
+        raise self._not_kept()
+
+    def gather(self, entry: Entry, to: int) -> torch.Tensor | None:
+        """Whole tensor of an entry on the CPU of rank `to`, in storage of its own, None on the others; a collective.
+
+        Memory beside the model: this one tensor, also on the others where the library knows no other way.
+        """
+        raise self._not_kept()
+
+    def put(self, items: Iterable[tuple[Entry, Whole]]) -> None:
+        """Take over whole tensors: each rank is given the same, in the same order, and keeps its share of each.
+
+        Weights come before the optimizer's state. What is not given stays as it is; names and shapes were checked by
+        the caller. A tensor need not outlive its turn: of each only what this rank holds is read where that can be.
+        """
+        raise self._not_kept()
+
+    def _not_kept(self) -> UsageOnRankError:
+        return UsageOnRankError(
+            f"{self.strategy.spec.text} has no checkpoints", "Save ddl.full_state_dict(model) instead."
         )
 
     def sync_generate(self) -> bool:
