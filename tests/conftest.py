@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +22,19 @@ def _own_runtime_folder():
         yield
         os.environ.clear()
         os.environ.update(before)
+
+
+@pytest.fixture(scope="session")
+def smollm2():
+    """Folder of the real pretrained model, converted once a checkout; two test processes wait for one another."""
+    script = Path(__file__).parents[1] / "examples" / "smollm2.py"
+    spec = importlib.util.spec_from_file_location("smollm2", script)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    try:
+        return module.convert()
+    except module.NotInstalledError as missing:
+        pytest.skip(str(missing))
 
 
 @pytest.fixture(scope="module")
