@@ -44,20 +44,29 @@ def current_owner(module: torch.nn.Module) -> Prepared | None:
     return reference() if reference is not None else None
 
 
-def require_free(module: torch.nn.Module, *, sharded: bool = False) -> None:
+def require_free(module: torch.nn.Module, *, sharded: str = "") -> None:
     """Raise UsageOnRankError for a module that cannot be prepared as it is.
 
     Either a prepared model that is still open owns it, and two wrappers would reduce its gradients twice; or its
-    parameters are DeepSpeed's shards, which only a strategy with `sharded` takes.
+    parameters are shards, which only the strategy that made them takes: `zero:3` or `fsdp`, if `sharded` names it.
     """
     owner = current_owner(module)
     kind = type(module).__name__
     if owner is not None:
         message = f"This {kind} is prepared already, under {owner.strategy.spec.text}"
         raise UsageOnRankError(message, "Build it anew before the second prepare.")
-    if not sharded and any(hasattr(parameter, "ds_id") for parameter in module.parameters()):
-        message = f"This {kind} was sharded by zero:3, and another strategy cannot take it"
+    by = sharded_by(module)
+    if by not in {"", sharded}:
+        message = f"This {kind} was sharded by {by}, and another strategy cannot take it"
         raise UsageOnRankError(message, "Build it in the cell that prepares it.")
+
+
+def sharded_by(module: torch.nn.Module) -> str:
+    """Whose shards the parameters are: `zero:3`, `fsdp`, or nobody's."""
+    parameters = list(module.parameters())
+    if any(hasattr(parameter, "ds_id") for parameter in parameters):
+        return "zero:3"
+    return "fsdp" if any(hasattr(parameter, "device_mesh") for parameter in parameters) else ""
 
 
 # Precision

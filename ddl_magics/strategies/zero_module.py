@@ -40,7 +40,7 @@ class ZeroPrepared(Prepared):
     def __init__(
         self, strategy: Zero, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None, training: Training
     ) -> None:
-        require_free(module, sharded=strategy.stage == WEIGHTS)
+        require_free(module, sharded="zero:3" if strategy.stage == WEIGHTS else "")
         _refuse_optimizer(optimizer)
         zero_library.forget_old_world()
         self.strategy = strategy
