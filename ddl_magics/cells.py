@@ -181,6 +181,7 @@ class Cells:
                 cell=request.cell,
                 started=time.time(),
                 precision=request.precision,
+                checkpoint_activations=request.checkpoint_activations,
             ),
             infos,
         )

@@ -22,6 +22,7 @@ from ddl_magics.rank.model import training_of
 from ddl_magics.rank.progress import Tracker
 from ddl_magics.rank.training import Training
 from ddl_magics.strategies import base
+from ddl_magics.strategies.recompute import Recomputation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -48,7 +49,14 @@ class Context(Among, Keeping):
             with strategy.model_init():
                 yield
 
-    def prepare(self, *objects: Any, accumulate: int = 1, batch: str = "global", precision: str | None = None) -> Any:
+    def prepare(
+        self,
+        *objects: Any,
+        accumulate: int = 1,
+        batch: str = "global",
+        precision: str | None = None,
+        checkpoint_activations: bool | None = None,
+    ) -> Any:
         """Put models, optimizers, loaders and schedules under this cell's strategy.
 
         Parameters
@@ -61,6 +69,8 @@ class Context(Among, Keeping):
             What a loader's batch size counts: `global` the samples of all ranks together, `per-rank` those of one.
         precision
             `32`, `bf16-mixed` or `bf16-true`; None is the cell's.
+        checkpoint_activations
+            Keep only the inputs of the model's blocks, and compute the rest again in the backward; None is the cell's.
 
         Returns
         -------
@@ -70,6 +80,8 @@ class Context(Among, Keeping):
             raise UsageOnRankError(f"accumulate={accumulate!r} cannot be", "Give a whole number of batches, 1 or more.")
         precision = self._request.precision if precision is None else precision
         self.hardware.require(precision)
+        if checkpoint_activations is None:
+            checkpoint_activations = self._request.checkpoint_activations
         given = parts.sort(objects)
         strategy = self._strategy()
         made: dict[int, Any] = {}
@@ -77,7 +89,8 @@ class Context(Among, Keeping):
             made[id(loader)] = self._split(loader, strategy, batch)
         if given.model is not None:
             loaders = [made[id(loader)] for loader in given.loaders]
-            made |= self._prepare_model(given, strategy, loaders, base.Training(precision, accumulate))
+            wanted = base.Training(precision, accumulate, checkpoint_activations)
+            made |= self._prepare_model(given, strategy, loaders, wanted)
         result = tuple(made.get(id(thing), thing) for thing in objects)
         return result if len(result) > 1 else result[0]
 
@@ -89,8 +102,14 @@ class Context(Among, Keeping):
         self, given: parts.Parts, strategy: Strategy, loaders: list[data.RankLoader], wanted: base.Training
     ) -> dict[int, Any]:
         assert given.model is not None
-        prepared = strategy.prepare(given.model, given.optimizer, wanted)
-        for text in prepared.notes:
+        with contextlib.ExitStack() as on_failure:
+            recomputation = None
+            if wanted.checkpoint_activations:
+                recomputation = Recomputation(given.model)
+                on_failure.callback(recomputation.undo)
+            prepared = strategy.prepare(given.model, given.optimizer, wanted)
+            on_failure.pop_all()
+        for text in (*prepared.notes, *(recomputation.notes() if recomputation is not None else ())):
             self.note(text)
         for schedule in given.schedulers:
             if not parts.steps_by_itself(schedule):
@@ -102,6 +121,7 @@ class Context(Among, Keeping):
             accumulate=wanted.accumulate,
             cell=self._request.cell,
             autocast=lambda: self.hardware.autocast(wanted.precision),
+            recomputation=recomputation,
         )
         model = self._models.wrap(training)
         self._memory.add(training)
@@ -118,14 +138,35 @@ class Context(Among, Keeping):
 
     # Training
 
-    def track(self, loader: Iterable[Any], epochs: int = 1, total: int | None = None) -> Iterator[Any]:
+    def track(
+        self, loader: Iterable[Any], epochs: int = 1, total: int | None = None, steps: int | None = None
+    ) -> Iterator[Any]:
         """Yield the batches of a loader, or of any iterable, on the device, and show how far and how fast it is.
 
-        `total`: steps to show where the loader has no length; it ends nothing.
+        Parameters
+        ----------
+        loader
+            Batches; its length is read where it has one.
+        epochs
+            How often to go through them.
+        total
+            Steps to show where the loader has no length; it ends nothing.
+        steps
+            Optimizer steps after which the loop ends, also in the middle of an epoch, as after the cell's `--steps`.
         """
-        tracker = Tracker(loader, epochs, total, self.device)
-        self._tracker = tracker
-        yield from tracker.run(self.recorder)
+        trained = [t for t in self._models.live() if any(loader is own for own in t.loaders)]
+        limit = self._steps.loop(loader, steps, trained[0] if trained else None, self._models.prepared)
+        if limit is not None and limit.reached:  # an earlier loop of the cell made all its steps
+            return
+        tracker = Tracker(loader, epochs, total, self.device, limit)
+        outer, self._tracker = self._tracker, tracker
+        try:
+            yield from tracker.run(self.recorder)
+        finally:
+            if limit is not None and limit.cell_reached:
+                self._steps.loop_is_over(loader, self._models.prepared)
+            if self._tracker is tracker:
+                self._tracker = outer
 
     def backward(self, loss: torch.Tensor, weight: float | torch.Tensor | None = None, model: Any = None) -> None:
         """Backward of this rank's loss, so that gradients become those of the mean over the global batch.
@@ -157,9 +198,13 @@ class Context(Among, Keeping):
         training = self._training(model, "step")
         if training.prepared.optimizer is None:
             raise UsageOnRankError(f"{training.name} was prepared without an optimizer", "Give prepare both.")
-        if training.at_boundary():
+        acts = training.at_boundary()
+        if acts:
             self._memory.notice()  # gradients are all there now, and are gone after
-        return training.step(max_norm)
+        norm = training.step(max_norm)
+        if acts:
+            self._note_step(training, norm if max_norm is not None else None)
+        return norm
 
     def log(self, **scalars: float | torch.Tensor) -> None:
         """Put numbers of this rank on the panel beside the loss, at the present step.
@@ -204,6 +249,13 @@ class Context(Among, Keeping):
         self._losses[training] = (name, step + 1)
         self._step = max(self._step, step + 1)
         return name, step + 1
+
+    def _note_step(self, training: Training, norm: float | torch.Tensor | None) -> None:
+        if self._tracker is not None and self._tracker.limit is not None:
+            self._tracker.limit.count(training)
+        if norm is not None:
+            name, step = self._losses.get(training, ("loss", self._step))
+            self.recorder.record(name.replace("loss", "grad norm"), step, norm)
 
     # Memory
 

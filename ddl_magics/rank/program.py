@@ -28,6 +28,7 @@ def init(
     strategy: str = "ddp",
     *,
     precision: str = "32",
+    checkpoint_activations: bool = False,
     seed: int | None = None,
     device: str = "auto",
     timeout: float = TIMEOUT.total_seconds(),
@@ -40,6 +41,8 @@ def init(
         One spec, such as `zero:3`.
     precision
         `32`, `bf16-mixed` or `bf16-true`.
+    checkpoint_activations
+        What `prepare` does with activations: keep only the inputs of blocks, and compute the rest again.
     seed
         Of Python, NumPy, torch, weights and the order of the data; None: as in a cell.
     device
@@ -65,7 +68,14 @@ def init(
     place_among.open_group(world, store, timeout=timedelta(seconds=timeout))
     context = Context(world, say=_say if world.rank == 0 else None)
     request = CellRequest(
-        code="", cell=0, run="program", name="program", strategy=checked.text, precision=precision, seed=seed
+        code="",
+        cell=0,
+        run="program",
+        name="program",
+        strategy=checked.text,
+        precision=precision,
+        checkpoint_activations=checkpoint_activations,
+        seed=seed,
     )
     context.recorder.start_run(request.run)
     context.begin_cell(request)

@@ -19,6 +19,7 @@ from ddl_magics.rank.data import RankLoader
 
 if TYPE_CHECKING:
     from ddl_magics.rank.recorder import Recorder
+    from ddl_magics.rank.steps import Limit
 
 WINDOW = 50
 """Steps that a median is taken over."""
@@ -29,14 +30,18 @@ TOKEN_NAMES = ("input_ids", "tokens", "labels", "decoder_input_ids")
 
 
 class Tracker:
-    """One loop over a loader or any iterable."""
+    """One loop over a loader or any iterable; with a `limit` it ends after so many optimizer steps, and shows those."""
 
-    def __init__(self, items: Iterable[Any], epochs: int, total: int | None, device: torch.device) -> None:
+    def __init__(
+        self, items: Iterable[Any], epochs: int, total: int | None, device: torch.device, limit: Limit | None = None
+    ) -> None:
         self.items = items
+        self.limit = limit
         self._epochs = epochs
         self._device = device
         self._length = _length(items)
-        self._total = total if total is not None else None if self._length is None else self._length * epochs
+        self._batches = None if self._length is None else self._length * epochs
+        self._total = self._batches if total is None else total
         self._seconds: deque[float] = deque(maxlen=WINDOW)
         self._tokens: deque[int] = deque(maxlen=WINDOW)
         self._samples: deque[int] = deque(maxlen=WINDOW)
@@ -49,8 +54,11 @@ class Tracker:
         """Yield the batches of all epochs, on the device."""
         self._report(recorder, epoch=0)
         before = time.perf_counter()
+        epoch = 0
         try:
             for epoch in range(self._epochs):
+                if self.limit is not None and self.limit.reached:
+                    break
                 for index, batch in enumerate(self.items):
                     self._place(index)
                     self._count(batch)
@@ -59,9 +67,11 @@ class Tracker:
                     self._seconds.append(now - before)  # the wait for the batch is part of its step
                     before = now
                     self._step += 1
+                    if self.limit is not None and self.limit.reached:
+                        break
                     if now - self._shown > REFRESH:
                         self._report(recorder, epoch)
-            self._report(recorder, max(self._epochs - 1, 0), finished=True)
+            self._report(recorder, epoch, finished=True)
         finally:
             self.share = None
 
@@ -84,18 +94,26 @@ class Tracker:
         def rate(counts: deque[int]) -> float | None:
             return statistics.median(counts) / seconds if seconds and any(counts) else None
 
+        step, total, batches = self._position()
         recorder.progress(
             Progress(
-                step=self._step,
-                total=self._total,
+                step=step,
+                total=total,
                 epoch=epoch,
                 epochs=self._epochs,
-                seconds_per_step=seconds,
+                seconds_per_step=seconds * batches if seconds is not None else None,
                 tokens_per_second=rate(self._tokens),
                 samples_per_second=rate(self._samples),
                 finished=finished,
             )
         )
+
+    def _position(self) -> tuple[int, int | None, int]:
+        """Step, total, and batches of a step: optimizer steps where those end the loop, else batches."""
+        trains = self.limit is not None and (self.limit.made > 0 or self._step <= self.limit.batches)
+        if self.limit is None or not trains:
+            return self._step, self._total, 1
+        return self.limit.made, self.limit.total(self._batches), self.limit.batches
 
 
 def _length(items: Iterable[Any]) -> int | None:

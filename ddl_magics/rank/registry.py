@@ -32,6 +32,11 @@ class Models:
         self._known = [known for known in self._known if known() is not None] + [weakref.ref(model)]
         return model
 
+    @property
+    def prepared(self) -> int:
+        """How many there have been so far."""
+        return sum(self.counts.values())
+
     def live(self) -> list[Training]:
         """What stands behind each wrapper that lives, in the order of `prepare`."""
         found = [training_of(known()) for known in self._known]

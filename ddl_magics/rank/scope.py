@@ -21,6 +21,7 @@ from ddl_magics.rank.measure import Memory
 from ddl_magics.rank.rebinding import Rebinding
 from ddl_magics.rank.recorder import Recorder
 from ddl_magics.rank.registry import Models
+from ddl_magics.rank.steps import Steps
 from ddl_magics.strategies import spec
 
 if TYPE_CHECKING:
@@ -140,6 +141,7 @@ class Scope:
         self._firsts = 0
         self._losses: weakref.WeakKeyDictionary[Training, tuple[str, int]] = weakref.WeakKeyDictionary()
         self._step = 0
+        self._steps = Steps(request.steps)
         for training in self._models.live():
             training.used = False
         self._logged: dict[str, int] = {}

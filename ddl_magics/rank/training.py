@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ddl_magics.rank.batches import Share
     from ddl_magics.rank.data import RankLoader
     from ddl_magics.strategies.base import Prepared
+    from ddl_magics.strategies.recompute import Recomputation
 
 
 class Training:
@@ -38,6 +39,7 @@ class Training:
         accumulate: int,
         cell: int,
         autocast: Callable[[], AbstractContextManager[Any]],
+        recomputation: Recomputation | None = None,
     ) -> None:
         self.prepared: Prepared = prepared
         self.schedulers = schedulers
@@ -45,6 +47,7 @@ class Training:
         self.accumulate = accumulate
         self.cell = cell
         self.autocast = autocast
+        self.recomputation = recomputation
         self.key = ""
         """What it is on every rank: its strategy, its number under it, and its kind; see `Models`."""
         self.closed = False
@@ -136,3 +139,5 @@ class Training:
             self.closed = True
             prepared, self.prepared = self.prepared, Closed(self.prepared, why)
             prepared.close()
+            if self.recomputation is not None:
+                self.recomputation.undo()

@@ -36,6 +36,7 @@ class RunInfo:
     cell: int = 0
     started: float = field(default_factory=time.time)
     precision: str = "32"
+    checkpoint_activations: bool = False
     batch: str = ""
     """How the batch is split, in words: `global batch 32 = 4 × 8`. A note of a rank that begins so does as well."""
 

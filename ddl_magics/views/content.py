@@ -89,7 +89,9 @@ def _about(view: RunView, batch: str) -> str:
     if 0 < len(hosts) <= 4:
         place += f" ({', '.join(hosts)})"
     precision = "fp32" if info.precision == "32" else info.precision
-    parts = [f"run “{info.name}”" if info.name and info.name != info.strategy else "", place, precision, batch]
+    named = f"run “{info.name}”" if info.name and info.name != info.strategy else ""
+    recomputes = "activation checkpointing" if info.checkpoint_activations else ""
+    parts = [named, place, precision, recomputes, batch]
     return " · ".join(part for part in parts if part)
 
 
