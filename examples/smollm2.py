@@ -6,8 +6,8 @@ examples/smollm2.py [FOLDER]`, or `convert()` in a notebook, reads it once and w
 
 The weights are written in fp32, 538 MB: exactly the values that the package's blocks stand for. Half the size, bf16,
 would round them, and `from_pretrained` would then compute in bf16, where an answer depends on how a batch is padded or
-split over ranks. Converting takes about 25 s and 2 GB of memory, in a process of its own, so that nothing of it stays in
-the caller.
+split over ranks. Converting takes about 25 s and 2 GB of memory, in a process of its own: nothing of it stays in the
+caller.
 """
 
 from __future__ import annotations
