@@ -124,6 +124,10 @@ class UsageOnRankError(DDLError):
     """A call of the context that cannot work as written: `step` before `prepare`, for example."""
 
 
+class CheckpointError(UsageOnRankError):
+    """A checkpoint cannot be written or read, or does not fit; what was there before is as it was."""
+
+
 def by_name(name: str) -> type[DDLError] | None:
     """The class of ours that a rank's error has, by its name; None for one of another's."""
     kind = globals().get(name)
