@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PACKAGE = str(Path(__file__).parents[1])
 LIBRARIES = tuple({*(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")), PACKAGE})
-CONTEXT = {f"{PACKAGE}/rank/{name}" for name in ("context.py", "scope.py")}
+CONTEXT = {f"{PACKAGE}/rank/{part}.py" for part in ("among", "context", "keeping", "scope", "speaking")}
 
 
 @dataclasses.dataclass(frozen=True)
