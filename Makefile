@@ -1,6 +1,6 @@
 # One command each: set-up, demo, JupyterLab, tests, lint, types, benchmarks, kernels. All work in a fresh clone.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo lab test lint types bench compat clean
+.PHONY: help setup demo lab student test lint types bench compat clean
 SHELL := /bin/bash
 
 VENV  := .venv
@@ -24,6 +24,9 @@ demo: $(STAMP)          ## train a small language model on 2 ranks under six str
 lab: $(STAMP)           ## open the quickstart in JupyterLab
 	@echo "lab: opening examples/00_quickstart.ipynb (Ctrl-C twice ends it)"
 	@jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) examples/00_quickstart.ipynb
+
+student: $(STAMP)       ## make the student versions of the tutorial's notebooks (ARGS=--check: are they up to date?)
+	@python examples/make_student.py $(ARGS)
 
 # Two at a time: half of the time of a test is waiting; a file stays in one process, since its tests share ranks.
 test: $(STAMP)          ## run the tests
