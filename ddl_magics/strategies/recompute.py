@@ -62,6 +62,11 @@ def _repeated(module: nn.Module) -> Iterator[nn.Module]:
             yield from _repeated(child)
 
 
+def does_it_itself(module: nn.Module) -> bool:
+    """Whether a module of transformers computes its activations again, by our doing or the user's."""
+    return bool(getattr(module, "gradient_checkpointing", False))
+
+
 def _knows_how(module: nn.Module) -> bool:
     return bool(getattr(type(module), "supports_gradient_checkpointing", False))
 
@@ -75,7 +80,7 @@ def _blocks(members: nn.ModuleList | nn.Sequential) -> Iterator[nn.Module]:
 
 def _switch_on(model: Any) -> Undo:
     """Let a model of transformers do it in its own way, unless the user has switched that on already."""
-    if any(getattr(part, "gradient_checkpointing", False) for part in model.modules()):
+    if any(map(does_it_itself, model.modules())):
         return lambda: None
     ours = not getattr(model, "_require_grads_hooks", None)
     how = {"use_reentrant": False}

@@ -14,15 +14,21 @@ from axonn.intra_layer import optimize_communication, overlap_all_gathers_for_ch
 from ddl_magics.strategies.axonn import shard, state, sync
 from ddl_magics.strategies.axonn.groups import forget_overlap
 from ddl_magics.strategies.common import ModulePrepared, cast_parameters, require_free, required_optimizer
+from ddl_magics.strategies.recompute import does_it_itself
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ddl_magics.strategies.axonn import AxoNN
     from ddl_magics.strategies.axonn.groups import Groups
-    from ddl_magics.strategies.base import Training
+    from ddl_magics.strategies.base import Entry, Training, Whole
 
 
 class AxoNNPrepared(ModulePrepared):
     """What `AxoNN.prepare` returns. Ranks of a grid call it together, also in inference."""
+
+    _homes: state.Homes
+    """Of the last `entries` or `put`."""
 
     def __init__(
         self,
@@ -57,16 +63,23 @@ class AxoNNPrepared(ModulePrepared):
             sync.average_gradients(sync.kinds_of(self.module), self.groups)
 
     def _overlapping(self, backward: bool = False) -> AbstractContextManager[Any]:
-        """AxoNN's overlap of communication with computation, as its Lightning strategy sets it up; off by default."""
+        """AxoNN's overlap of communication with computation, as its Lightning strategy sets it up; off by default.
+
+        Where activations are computed again the sum of a weight's gradient is not overlapped: AxoNN adds it later to
+        the weight that the backward has saved, and the one that was saved again is no more than an alias of it.
+        """
         if not self.overlap:
             return nullcontext()
         stack = ExitStack()
         stack.callback(forget_overlap)  # where a collective failed AxoNN's own end of the block breaks off
-        stack.enter_context(optimize_communication(True, True, True, self.module))
+        stack.enter_context(optimize_communication(True, not self._recomputes(), True, self.module))
         if backward:
             in_reverse = torch.nn.ModuleList(list(self.module.modules())[::-1])
             stack.enter_context(overlap_all_gathers_for_checkpointed_forward(in_reverse))
         return stack
+
+    def _recomputes(self) -> bool:
+        return self.training.checkpoint_activations or any(map(does_it_itself, self.module.modules()))
 
     def step(self, max_norm: float | None) -> torch.Tensor | None:
         optimizer = required_optimizer(self)
@@ -85,6 +98,29 @@ class AxoNNPrepared(ModulePrepared):
 
     def load_full_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
         state.load_full_state_dict(self.module, state_dict)
+
+    def entries(self) -> list[Entry]:
+        self._homes = state.homes(self.module)
+        return super().entries()
+
+    def put(self, items: Iterable[tuple[Entry, Whole]]) -> tuple[str, ...]:
+        self._homes = state.homes(self.module)
+        return super().put(items)
+
+    def whole_shape(self, tensor: torch.Tensor) -> torch.Size:
+        return state.shape_of(tensor, self._homes)
+
+    def join(self, tensor: torch.Tensor, value: torch.Tensor, to: int) -> torch.Tensor | None:
+        if id(tensor) not in self._homes:
+            return super().join(tensor, value, to)
+        layer, name = self._homes[id(tensor)]
+        return layer.join_on(name, value, to)
+
+    def cut(self, tensor: torch.Tensor, whole: Whole) -> torch.Tensor:
+        if id(tensor) not in self._homes:
+            return super().cut(tensor, whole)
+        layer, name = self._homes[id(tensor)]
+        return layer.read(name, whole)
 
     def sync_generate(self) -> bool:
         return True
