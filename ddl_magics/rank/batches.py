@@ -86,27 +86,55 @@ class RankBatches(Sampler[list[Any]]):
             self._batch_size *= size
         self._drop_last = loader.drop_last
         self.epoch = 0
+        self.done = 0
+        """Items of the order that the next iterator passes over."""
         self.shares: deque[Share] = deque()
         """Of the batches that the latest iterator gave out and the loader has not delivered yet."""
 
     def __len__(self) -> int:
-        count = len(self._order)
-        if self._batch_size is not None:
-            return count // self._batch_size if self._drop_last else -(-count // self._batch_size)
-        return -(-count // self._size) if self._grouped else count
+        return self.left(0)
+
+    @property
+    def seed(self) -> int:
+        """Seed of the order."""
+        return self._seed
+
+    @seed.setter
+    def seed(self, seed: int) -> None:
+        self._seed = seed
+
+    @property
+    def items(self) -> int:
+        """Items of the order in an epoch; TypeError where the sampler does not tell.
+
+        An item is a sample, or a batch where the user's own batch sampler makes them.
+        """
+        return len(self._order)
+
+    @property
+    def items_of_batch(self) -> int:
+        """Items of the order in a global batch."""
+        return self._batch_size or (self._size if self._grouped else 1)
+
+    def left(self, done: int) -> int:
+        """Global batches of an epoch after so many items of the order."""
+        left = max(self.items - done, 0)
+        drops = self._drop_last and self._batch_size is not None
+        return left // self.items_of_batch if drops else -(-left // self.items_of_batch)
 
     def __iter__(self) -> Iterator[list[Any]]:
         self.shares = deque()
-        return self._batches(self.epoch, self.shares)
+        done, self.done = self.done, 0
+        return self._batches(self.epoch, done, self.shares)
 
-    def _batches(self, epoch: int, shares: deque[Share]) -> Iterator[list[Any]]:
-        for batch in self._global_batches(epoch):
+    def _batches(self, epoch: int, done: int, shares: deque[Share]) -> Iterator[list[Any]]:
+        for batch in self._global_batches(epoch, done):
             samples, share = (pick if self._grouped else cut)(batch, self._rank, self._size)
             shares.append(share)
             yield samples
 
-    def _global_batches(self, epoch: int) -> Iterator[list[Any]]:
-        order = _in_order(self._order, self._seed, epoch)
+    def _global_batches(self, epoch: int, done: int) -> Iterator[list[Any]]:
+        order = itertools.islice(_in_order(self._order, self._seed, epoch), done, None)
         if self._batch_size is None and not self._grouped:
             yield from (list(batch) for batch in order)
             return

@@ -3,8 +3,12 @@
 A map-style `DataLoader` is made anew over the same dataset with a batch sampler of ours (`rank.batches`). An iterable
 one is left alone, since only its author knows how to split it: every rank asks the others before each batch whether
 they have one too, one all_reduce of one number on the CPU (about 0.1 ms on a host), so that the epoch ends for all
-instead of hanging. Limits: workers that deliver out of order are put in order; subclasses that iterate in their own
-way are left alone too.
+instead of hanging.
+
+Its `bookmark` knows how far the training is in a loader, and lets it go on there after a load. Limits: workers that
+deliver out of order are put in order; subclasses that iterate in their own way are left alone too, and a loader that
+is left alone reads again, and drops, what was done of its epoch; random numbers that a dataset draws in a worker
+process begin anew after a load.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ddl_magics.errors import UsageOnRankError
 from ddl_magics.rank.batches import RankBatches, Share, mix
+from ddl_magics.rank.position import Bookmark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -92,7 +97,7 @@ class RankLoader(DataLoader[Any]):
         self.share: Share | None = None
         self.turn = 0
         """Which of all prepared loaders gave out a batch last: the one with the highest."""
-        self.epoch = 0
+        self.bookmark = Bookmark(batches)
         self._note = note
         self._ends_together = batches is None and size > 1
         generator = loader.generator
@@ -116,17 +121,19 @@ class RankLoader(DataLoader[Any]):
         )
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        epoch, self.epoch = self.epoch, self.epoch + 1
-        return self._iterate(epoch)
+        return self._iterate(self.bookmark.begin())
 
     def _iterate(self, epoch: int) -> Iterator[Any]:
+        done, _ = self.bookmark.done(epoch)
         batches = self._start(epoch)
         given = self.batches.shares if self.batches is not None else None  # those of the iterator just made
-        length = _length(self.batches)
+        length = self.bookmark.length(epoch)
+        if self.batches is None and not all(self._next(batches) for _ in range(done)):
+            return
         # Where nobody knows the length, one batch is fetched ahead, so that the last one is known as such.
         ahead = self._next(batches) if length is None else None
         try:
-            for index in itertools.count():
+            for index in itertools.count(done):
                 if length is None:
                     batch, ahead = ahead, self._next(batches) if ahead is not None else None
                 else:
@@ -137,13 +144,16 @@ class RankLoader(DataLoader[Any]):
                 share = given.popleft() if given is not None else Share()
                 self.share = dataclasses.replace(share, index=index, length=length, last=last)
                 self.turn = next(_turns)
+                self.bookmark.give(epoch, index + 1, last=last)
                 yield batch[0]
         finally:
             self.share = None
+            self.bookmark.running = False
 
     def _start(self, epoch: int) -> Iterator[Any]:
         if self.batches is not None:
             self.batches.epoch = epoch
+            _, self.batches.done = self.bookmark.done(epoch)
         holders: list[Any] = [self.dataset, self.source.sampler if self.batches is None else None]
         for holder in holders:
             if hasattr(holder, "set_epoch"):
@@ -174,12 +184,3 @@ def _own_order(loader: DataLoader[Any]) -> dict[str, Any]:
     if loader.batch_size is None and loader.batch_sampler is not None:
         return {"batch_sampler": loader.batch_sampler}
     return {"batch_size": loader.batch_size, "drop_last": loader.drop_last, "sampler": loader.sampler}
-
-
-def _length(batches: RankBatches | None) -> int | None:
-    if batches is None:
-        return None
-    try:
-        return len(batches)
-    except TypeError:  # a sampler of the user's without a length
-        return None

@@ -38,6 +38,8 @@ class Tracker:
         self.items = items
         self.limit = limit
         self._epochs = epochs
+        self.passed = items.bookmark.pass_over(epochs) if isinstance(items, RankLoader) else 0
+        """Epochs that were trained before a load."""
         self._device = device
         self._length = _length(items)
         self._batches = None if self._length is None else self._length * epochs
@@ -45,18 +47,19 @@ class Tracker:
         self._seconds: deque[float] = deque(maxlen=WINDOW)
         self._tokens: deque[int] = deque(maxlen=WINDOW)
         self._samples: deque[int] = deque(maxlen=WINDOW)
-        self._step = 0
+        self._before = self._done_before()
+        self._step = self._before
         self._shown = 0.0
         self.share: Share | None = None
         """Of the present batch, where the iterable is no prepared loader."""
 
     def run(self, recorder: Recorder) -> Iterator[Any]:
         """Yield the batches of all epochs, on the device."""
-        self._report(recorder, epoch=0)
+        epoch = min(self.passed, max(self._epochs - 1, 0))
+        self._report(recorder, epoch)
         before = time.perf_counter()
-        epoch = 0
         try:
-            for epoch in range(self._epochs):
+            for epoch in range(self.passed, self._epochs):
                 if self.limit is not None and self.limit.reached:
                     break
                 for index, batch in enumerate(self.items):
@@ -74,6 +77,14 @@ class Tracker:
             self._report(recorder, epoch, finished=True)
         finally:
             self.share = None
+
+    def _done_before(self) -> int:
+        """Batches of this loop that were done before a load."""
+        if not isinstance(self.items, RankLoader):
+            return 0
+        mark = self.items.bookmark
+        begun = mark.done(mark.epoch)[0] if self.passed < self._epochs else 0
+        return self.passed * (self._length or 0) + begun
 
     def _place(self, index: int) -> None:
         if not isinstance(self.items, RankLoader):
@@ -110,10 +121,11 @@ class Tracker:
 
     def _position(self) -> tuple[int, int | None, int]:
         """Step, total, and batches of a step: optimizer steps where those end the loop, else batches."""
-        trains = self.limit is not None and (self.limit.made > 0 or self._step <= self.limit.batches)
+        trains = self.limit is not None and (self.limit.made > 0 or self._step - self._before <= self.limit.batches)
         if self.limit is None or not trains:
             return self._step, self._total, 1
-        return self.limit.made, self.limit.total(self._batches), self.limit.batches
+        left = None if self._batches is None else self._batches - self._before
+        return self.limit.made, self.limit.total(left), self.limit.batches
 
 
 def _length(items: Iterable[Any]) -> int | None:
