@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
@@ -17,7 +18,6 @@ from ddl_magics.strategies.updates import Updates
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from contextlib import AbstractContextManager
 
     import torch
 
@@ -127,6 +127,13 @@ class Strategy(ABC):
 
         load_full_state(module, state)
 
+    def inference(self, module: torch.nn.Module) -> AbstractContextManager[None]:
+        """What forwards without gradients of a module that was not prepared run in; within, each rank computes alone.
+
+        Entering is a collective where `model_init` shards.
+        """
+        return nullcontext()
+
     def rebind(self) -> None:
         """Make this strategy's own groups anew over the default group, which was made anew; a collective.
 
@@ -194,23 +201,31 @@ class Prepared(ABC):
     def entries(self) -> list[Entry]:
         """What a checkpoint of this model consists of, the same on all ranks in the same order; no collective.
 
-        Tied names are one entry, under the first of them. What an optimizer has not begun to keep is not there.
+        Weights, then masters, then the optimizer's state. Tied names are one entry, under the first of them. What an
+        optimizer has not begun to keep is not there. UsageOnRankError where it keeps what no file can hold.
         """
         raise self._not_kept()
 
     def gather(self, entry: Entry, to: int) -> torch.Tensor | None:
         """Whole tensor of an entry on the CPU of rank `to`, in storage of its own, None on the others; a collective.
 
-        Memory beside the model: this one tensor, also on the others where the library knows no other way.
+        Memory beside the model: this one tensor, also on the others where the library knows no other way. Only the
+        ranks that hold a part of it talk, and the others go on at once: entries to several ranks overlap.
         """
         raise self._not_kept()
 
-    def put(self, items: Iterable[tuple[Entry, Whole]]) -> None:
+    def put(self, items: Iterable[tuple[Entry, Whole]]) -> tuple[str, ...]:
         """Take over whole tensors: each rank is given the same, in the same order, and keeps its share of each.
 
-        Weights come before the optimizer's state. What is not given stays as it is; names and shapes were checked by
-        the caller. A tensor need not outlive its turn: of each only what this rank holds is read where that can be.
+        Weights come first, then masters, then the optimizer's state, after `resume_at`. What is not given stays as it
+        is, and so does state of a parameter that this optimizer does not hold; names and shapes were checked by the
+        caller. A tensor need not outlive its turn: of each only what this rank holds is read where that can be.
+        Returns sentences for the user about what could not be taken over as it was.
         """
+        raise self._not_kept()
+
+    def resume_at(self, steps: int) -> None:
+        """Before `put` of an optimizer's state: forget the present one, and count updates on from `steps`."""
         raise self._not_kept()
 
     def _not_kept(self) -> UsageOnRankError:
@@ -221,6 +236,19 @@ class Prepared(ABC):
     def sync_generate(self) -> bool:
         """Whether ranks that finish generation early must go on taking part (`synced_gpus`)."""
         return False
+
+    @property
+    def can_be_whole(self) -> bool:
+        """Whether `inference(whole=True)` lets each rank of a sharded model compute without the others."""
+        return False
+
+    def inference(self, *, whole: bool) -> AbstractContextManager[None]:
+        """What many forwards without gradients run in, such as those that generate text.
+
+        With `whole` every rank holds the whole weights within, gathered once, and computes without the others, where
+        `can_be_whole`; entering is a collective then. Without, each forward gathers as it does in training.
+        """
+        return nullcontext()
 
     @abstractmethod
     def measure(self) -> dict[str, int]:

@@ -14,10 +14,12 @@ import torch
 import torch.distributed as dist
 
 from ddl_magics.errors import UsageOnRankError
-from ddl_magics.strategies.base import Prepared, Strategy, Training
+from ddl_magics.strategies.kept import KeptByParameter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from ddl_magics.strategies.base import Prepared, Strategy, Training
 
 BYTES_PER_BUCKET = 25 * 2**20
 """Tensors are broadcast in flat buckets of about this size, as DDP does when it starts."""
@@ -226,7 +228,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 # A model whose parameters stay whole on each rank
 
 
-class ModulePrepared(Prepared):
+class ModulePrepared(KeptByParameter):
     """A prepared model whose parameters are whole on this rank: everything but how gradients travel."""
 
     def __init__(

@@ -44,6 +44,10 @@ class Updates:
         self._hooks = []
         self._watched = None
 
+    def count_on(self, steps: int) -> None:
+        """Go on from `steps` updates, which the weights and the state that were loaded have behind them."""
+        self.count, self.torn, self._part = steps, False, 0
+
     def _begin(self) -> None:
         self.torn = True
 

@@ -155,7 +155,7 @@ def drop_second_copy(optimizer: Any) -> None:
     It keeps "master" weights beside the model's, for models in 16 bit; for fp32 models that is a second copy of the
     shard, which the theory does not have. With offload the copy has a purpose, and stays.
     """
-    if _is_stage_3(optimizer):
+    if is_stage_3(optimizer):
         masters = optimizer.fp32_partitioned_groups_flat
         weights = [None] * len(masters) if optimizer.offload_optimizer else optimizer.fp16_partitioned_groups_flat
     else:
@@ -172,7 +172,8 @@ def drop_second_copy(optimizer: Any) -> None:
     optimizer._link_all_hp_params()  # its views of the master weights, for checkpoints
 
 
-def _is_stage_3(optimizer: Any) -> bool:
+def is_stage_3(optimizer: Any) -> bool:
+    """Whether this optimizer of DeepSpeed's shards the parameters too."""
     return hasattr(optimizer, "fp32_partitioned_groups_flat")
 
 
@@ -183,7 +184,7 @@ def gradients(optimizer: Any) -> Iterator[torch.Tensor | None]:
     """
     from ddl_magics.strategies.common import tensors_in
 
-    if _is_stage_3(optimizer):
+    if is_stage_3(optimizer):
         yield optimizer.grad_partitions_flat_buffer
         yield from (master.grad for master in optimizer.fp32_partitioned_groups_flat)
         return
@@ -195,14 +196,41 @@ def gradients(optimizer: Any) -> Iterator[torch.Tensor | None]:
 
 def masters(optimizer: Any) -> list[torch.Tensor]:
     """The weights that the inner optimizer updates: views of the parameters, or a copy in higher precision."""
-    if _is_stage_3(optimizer):
+    if is_stage_3(optimizer):
         return list(optimizer.fp32_partitioned_groups_flat)
     return list(optimizer.single_partition_of_fp32_groups)
 
 
+def unlink_states(optimizer: Any) -> None:
+    """Stages 1 and 2: drop the views of the inner optimizer's state that hang on each parameter.
+
+    DeepSpeed makes them after its first step, for `safe_get_full_optimizer_state`, and never again.
+    """
+    if is_stage_3(optimizer):
+        return
+    optimizer._hp_optimizer_states_linked = False
+    for group in optimizer.bit16_groups:
+        for parameter in group:
+            if parameter._hp_mapping is not None:
+                parameter._hp_mapping.optim_fragment = None
+
+
+def link_states(optimizer: Any) -> None:
+    """Make those views where all of the state is there."""
+    if not is_stage_3(optimizer) and all(master in optimizer.optimizer.state for master in masters(optimizer)):
+        optimizer._lazy_init_hp_params_optimizer_state()
+
+
+def count_on(engine: Any, steps: int) -> None:
+    """Set an engine's counters to where they are after that many optimizer steps, none of them skipped."""
+    engine.global_steps = engine.micro_steps = steps
+    engine.global_samples = steps * engine.train_batch_size()
+    engine.skipped_steps = 0
+
+
 def spread_masters(optimizer: Any) -> None:
     """Give the weights that each rank's inner optimizer has to the models of all; a collective in stages 1 and 2."""
-    if _is_stage_3(optimizer):
+    if is_stage_3(optimizer):
         for number in range(len(optimizer.fp32_partitioned_groups_flat)):
             optimizer._reassign_or_swap_out_partitioned_parameters(number)
     else:

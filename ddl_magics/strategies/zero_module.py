@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddl_magics.errors import UsageOnRankError
-from ddl_magics.strategies import zero_config, zero_library, zero_shards, zero_share
-from ddl_magics.strategies.base import Prepared, Training
+from ddl_magics.strategies import zero_config, zero_library, zero_shards, zero_share, zero_whole
 from ddl_magics.strategies.common import (
     autocast,
     broadcast_from_rank_zero,
@@ -21,8 +20,10 @@ from ddl_magics.strategies.common import (
     required_optimizer,
     state_tensors,
 )
+from ddl_magics.strategies.zero_state import KeptInShards
 
 if TYPE_CHECKING:
+    from ddl_magics.strategies.base import Training
     from ddl_magics.strategies.zero import Zero
 
 WEIGHTS = 3
@@ -32,7 +33,7 @@ BY_MATRIX = frozenset({"Adafactor", "LARS", "LBFGS", "Lamb", "Muon", "SOAP", "Sh
 """Optimizers, of torch and known others, that do not work element by element."""
 
 
-class ZeroPrepared(Prepared):
+class ZeroPrepared(KeptInShards):
     """The user's optimizer works inside DeepSpeed's, on this rank's shard; its `param_groups` stay the user's."""
 
     strategy: Zero
@@ -129,6 +130,13 @@ class ZeroPrepared(Prepared):
 
     def sync_generate(self) -> bool:
         return self.strategy.stage == WEIGHTS
+
+    @property
+    def can_be_whole(self) -> bool:
+        return self.strategy.stage == WEIGHTS
+
+    def inference(self, *, whole: bool) -> AbstractContextManager[None]:
+        return zero_whole.whole(self.module, self.engine) if whole else nullcontext()
 
     def measure(self) -> dict[str, int]:
         engine, trains = self.engine, self.optimizer is not None

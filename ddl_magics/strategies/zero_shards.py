@@ -58,6 +58,11 @@ def is_sharded(parameter: torch.Tensor) -> bool:
     return hasattr(parameter, "ds_id")
 
 
+def is_whole_now(parameter: Any) -> bool:
+    """Whether this rank has all of a sharded parameter at the moment, as it keeps small ones."""
+    return bool(parameter.ds_status is type(parameter.ds_status).AVAILABLE)
+
+
 def shard(modules: list[torch.nn.Module], *, offload: bool) -> None:
     """Split the parameters of these modules over all ranks, with rank 0's values. A collective.
 

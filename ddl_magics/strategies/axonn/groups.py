@@ -122,11 +122,6 @@ def forget_overlap() -> None:
     overlap_communication.weights_cache = {}
 
 
-def takes_cpu_tensors() -> bool:
-    """Whether the default group has a backend for the CPU: ours has, one of nccl alone that a program made has not."""
-    return "cpu" in dist.get_backend_config()
-
-
 def _gpus_per_node(world: World) -> int:
     """The number with which AxoNN's rule, device = rank modulo GPUs per node, names this rank's own device."""
     device = torch.device(world.device)

@@ -16,10 +16,13 @@ import torch.distributed as dist
 from axonn.intra_layer import Linear
 from axonn.intra_layer.fully_connected import extract_local_params_from_full_params
 
+from ddl_magics.strategies.pieces import Piece, collect, read
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ddl_magics.strategies.axonn.groups import Groups
+    from ddl_magics.strategies.base import Whole
 
 
 class _Group:
@@ -106,6 +109,48 @@ class ParallelLinear(Linear):
         out, inputs = self.out_features // row, self.in_features // column
         blocks = torch.stack(shards).view(depth, row, column, -1).permute(1, 2, 0, 3).reshape(row, column, out, inputs)
         return blocks.transpose(1, 2).reshape(self.shape_of(name))
+
+    def join_on(self, name: str, shard: torch.Tensor, to: int) -> torch.Tensor | None:
+        """As `join`, on the CPU of rank `to` alone, None on the others, block after block: one whole, and one block.
+
+        The ranks of that rank's own copy of the model send it their shards; of a bias, the first of those that hold
+        the same. All ranks call it.
+        """
+        world, ranks = self.groups.world, dist.get_process_group_ranks(self.groups["copy"])
+        if to not in ranks:
+            return None
+        row, column, _ = self.groups.grid
+        size, flat = shard.numel(), shard.reshape(-1)
+
+        def collected(holders: list[int]) -> torch.Tensor | None:
+            pieces = [Piece(rank, number * size, (number + 1) * size) for number, rank in enumerate(holders)]
+            numel = len(holders) * size
+            return collect(pieces, flat, numel=numel, rank=world.rank, to=to, device=world.device)
+
+        # AxoNN numbers the ranks of a copy depth first, then row, then column.
+        if name == "bias":
+            return collected(ranks[: row * column : column])
+        whole = torch.empty(self.shape_of(name), dtype=shard.dtype) if world.rank == to else None
+        for number in range(row * column):
+            block = collected(ranks[number :: row * column])
+            if whole is not None and block is not None:
+                rows, columns = self._block(*divmod(number, column))
+                whole[rows, columns] = block.view(-1, self.in_features // column)
+        return whole
+
+    def read(self, name: str, whole: Whole) -> torch.Tensor:
+        """As `cut`, from a whole tensor that may be on disk: reads the rows of this rank's block that it needs."""
+        outer, inner, depth = (dist.get_rank(self.groups[group]) for group in ("outer", "inner", "depth"))
+        if name == "bias":
+            size = self.out_features // self.groups.grid.row
+            return read(whole, outer * size, (outer + 1) * size)
+        size = self.out_features * self.in_features // self.groups.grid.size
+        return read(whole, depth * size, (depth + 1) * size, *self._block(outer, inner))
+
+    def _block(self, row: int, column: int) -> tuple[slice, slice]:
+        """Rows and columns of the whole weight that stand at a place of the grid."""
+        out, inputs = self.out_features // self.groups.grid.row, self.in_features // self.groups.grid.column
+        return slice(row * out, (row + 1) * out), slice(column * inputs, (column + 1) * inputs)
 
     def shape_of(self, name: str) -> torch.Size:
         """Shape of the whole `weight` or `bias`."""

@@ -16,9 +16,9 @@ from axonn.intra_layer.automatic_parallelism import is_parallelizable_linear
 from torch import nn
 
 from ddl_magics.errors import UsageOnRankError
-from ddl_magics.strategies.axonn.groups import takes_cpu_tensors
 from ddl_magics.strategies.axonn.linear import ParallelLinear
 from ddl_magics.strategies.common import broadcast_from_rank_zero
+from ddl_magics.strategies.pieces import takes_cpu_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,13 +21,13 @@ Homes = dict[int, tuple["ParallelLinear", str]]
 @torch.no_grad()
 def full_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
     """Whole weights on the CPU, on every rank; a collective. Tied names share one tensor, as in a plain model."""
-    homes = _homes(module)
+    known = homes(module)
     buffers = {id(buffer) for buffer in module.buffers()}
     copies: dict[int, torch.Tensor] = {}
     state = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
         if id(tensor) not in copies:
-            whole = _join(tensor, homes)
+            whole = _join(tensor, known)
             if id(tensor) in buffers:  # running statistics differ between ranks: rank 0's are the model's, as in DDP
                 whole = whole.clone()
                 broadcast_from_rank_zero([whole])
@@ -39,23 +39,31 @@ def full_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
 @torch.no_grad()
 def load_full_state_dict(module: nn.Module, state: dict[str, torch.Tensor]) -> None:
     """Whole weights in; every rank gives the same. Raises as `match_names` does, the model then being unchanged."""
-    homes = _homes(module)
+    known = homes(module)
     own = module.state_dict(keep_vars=True)
-    shapes = {name: homes[id(own[name])][0].shape_of(homes[id(own[name])][1]) for name in own if id(own[name]) in homes}
-    for tensor, whole in match_names(module, state, shapes):
-        if id(tensor) in homes:
-            layer, name = homes[id(tensor)]
+    for tensor, whole in match_names(module, state, {name: shape_of(own[name], known) for name in own}):
+        if id(tensor) in known:
+            layer, name = known[id(tensor)]
             tensor.copy_(layer.cut(name, whole))
         else:
             tensor.copy_(whole)
 
 
-def _homes(module: nn.Module) -> Homes:
+def homes(module: nn.Module) -> Homes:
+    """Where each shard of a model is."""
     return {
         id(parameter): (layer, name)
         for layer in parallel_layers(module)
         for name, parameter in layer.named_parameters(recurse=False)
     }
+
+
+def shape_of(tensor: torch.Tensor, homes: Homes) -> torch.Size:
+    """Whole shape of a parameter or buffer."""
+    if id(tensor) not in homes:
+        return tensor.shape
+    layer, name = homes[id(tensor)]
+    return layer.shape_of(name)
 
 
 def _join(tensor: torch.Tensor, homes: Homes) -> torch.Tensor:

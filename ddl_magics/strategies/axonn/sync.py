@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ddl_magics.strategies.axonn.groups import takes_cpu_tensors
 from ddl_magics.strategies.axonn.shard import parallel_layers
+from ddl_magics.strategies.pieces import takes_cpu_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
