@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from ddl_magics.rank.context import Context
+    from ddl_magics.rank.program import Program
 
 __all__ = ["init", "load_ipython_extension", "unload_ipython_extension"]
 __version__ = "0.1.0"
@@ -34,16 +34,16 @@ def unload_ipython_extension(ipython: InteractiveShell) -> None:
         magics.session.close()
 
 
-def init(strategy: str = "ddp", **options: Any) -> Context:
+def init(strategy: str | None = None, **options: Any) -> Program:
     """Make this process a rank of the world that torchrun, srun or mpiexec started, and return its context.
 
     Parameters
     ----------
     strategy
-        As `--strategy` of a cell: `ddp`, `zero:3`, `axonn:2x1x1`, ...
+        As `--strategy` of a cell: `ddp`, `zero:3`, `axonn:2x1x1`, ...; None: as `ddl-magics run` says, else `ddp`.
     options
-        See `ddl_magics.rank.context.init`.
+        See `ddl_magics.rank.program.init`.
     """
-    from ddl_magics.rank import context
+    from ddl_magics.rank import program
 
-    return context.init(strategy, **options)
+    return program.init(strategy, **options)

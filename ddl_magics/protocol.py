@@ -27,6 +27,17 @@ TELEMETRY = "ddl_telemetry"
 """Message type of a `Sample` on the engines' IOPub channel."""
 
 
+PROGRAM_VARIABLES = {
+    "strategy": "DDL_MAGICS_STRATEGY",
+    "precision": "DDL_MAGICS_PRECISION",
+    "checkpoint_activations": "DDL_MAGICS_CHECKPOINT_ACTIVATIONS",
+    "steps": "DDL_MAGICS_STEPS",
+    "seed": "DDL_MAGICS_SEED",
+    "device": "DDL_MAGICS_DEVICE",
+}
+"""Environment variables by which `ddl-magics run` tells a program what its `init` does not say."""
+
+
 class Wire:
     """A dataclass that crosses the wire as a dict; unknown keys are ignored, so that versions may differ."""
 

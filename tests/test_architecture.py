@@ -20,8 +20,8 @@ FOR_ALL = {"protocol", "errors", "strategies.spec"}
 
 ARROWS = {
     "__init__": {"magics", "compatibility", "rank"},  # `%load_ext` in a notebook, `init` in a script under torchrun
-    "magics": {"parsing", "completion", "session", "cluster", "views"},
-    "cli": {"cluster", "views", "telemetry"},
+    "magics": {"parsing", "completion", "export", "session", "cluster", "views"},
+    "cli": {"cluster", "export", "views", "telemetry"},
     "parsing": set(),
     "compatibility": set(),
     "comparison": {"views"},
@@ -62,7 +62,7 @@ ARROWS = {
     "prompt": {"views"},
     "running": {"cluster", "views", "telemetry"},
     "verdict": {"ladder", "running", "views"},
-    "export": set(),
+    "export": {"parsing", "foresight"},  # a notebook as a script; magics in a cell are read as foresight reads them
     "cluster": {"lease"},
     "lease": set(),  # who owns a process, judged in the same way on both sides
     "telemetry": set(),

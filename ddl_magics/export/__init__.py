@@ -1,0 +1,115 @@
+"""A notebook's `%%ddl` cells as one script for torchrun, mpiexec or srun.
+
+The cells' own code, comments and order are kept; imports go to the top, text becomes comments, and `ddl_magics.init`
+stands where `%ddl start` stood. What no script can have is named, all of it at once. Limits: what Python's syntax
+tells; a cell that reads what another left in a file, or in a library, is not seen to need it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddl_magics.errors import UsageError
+from ddl_magics.export import cells as of_cells
+from ddl_magics.export import options, plain, reading, script
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddl_magics.export.reading import Part, Problem
+
+__all__ = ["export", "numbers"]
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Read `3-5,9` as (3, 4, 5, 9). Raises UsageError."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()) or int(last or first) < int(first):
+            raise UsageError(f"--cells {text} is not a list of cells", "For example --cells 3-5,9.")
+        found |= set(range(int(first), int(last or first) + 1))
+    return tuple(sorted(found))
+
+
+def export(notebook: of_cells.Notebook, file: str, chosen: Sequence[int] | None, *, force: bool) -> str:
+    """Write a script; returns what to tell the user.
+
+    Parameters
+    ----------
+    notebook
+        What ended well, in order.
+    file
+        Where to.
+    chosen
+        Numbers of cells, None for all `%%ddl` cells; plain cells that they need come along.
+    force
+        Replace a file that is there, and write lines that no script can have as comments.
+
+    Raises
+    ------
+    UsageError
+        The file is there, or there are such lines: then nothing is written.
+    """
+    path = Path(file).expanduser()
+    if path.is_dir() or not path.parent.is_dir():
+        raise UsageError(f"{file} cannot be written", "Name a file in a folder that is there.")
+    if path.exists() and not force:
+        raise UsageError(f"{file} is there already", "--force replaces it.")
+    text, problems, parts = compose(notebook, path.name, chosen)
+    if problems and not force:
+        lines = "\n".join(f"  {problem}" for problem in problems)
+        raise UsageError(
+            f"nothing was written, for what no script can have (leave cells out by --cells, or --force makes comments "
+            f"of it):\n{lines}"
+        )
+    path.write_text(text, encoding="utf-8")
+    told = [f"{file}: {', '.join(f'In[{part.cell.number}]' for part in parts)}"]
+    if notebook.failed:
+        told.append(f"left out, since they did not end well: {', '.join(f'In[{n}]' for n in notebook.failed)}")
+    told += [f"not in the script: {problem}" if problem.last else str(problem) for problem in problems]
+    told.append(f"ddl-magics run {file} -n 2")
+    return "\n".join(told)
+
+
+def compose(
+    notebook: of_cells.Notebook, file: str, chosen: Sequence[int] | None
+) -> tuple[str, list[Problem], list[Part]]:
+    """The text of the script, what is not in it or would not work, and the code cells that are."""
+    code = [cell for cell in notebook.cells if cell.kind != "text"]
+    wanted = of_cells.chosen(code, chosen)
+    everything = [reading.read(cell) for cell in code]
+    kept = {place for place, cell in enumerate(code) if any(cell is one for one in wanted)}
+    made, unmade = plain.needed(everything, kept)
+    places = sorted(kept | made)
+    parts = [everything[place] for place in places]
+    plan = options.plan(parts)
+    problems = [problem for part in parts for problem in part.problems] + plan.problems + unmade
+    problems += _undefined(everything, places, {(problem.number, problem.line) for problem in unmade})
+    order = {code[place].number: index for index, place in enumerate(places)}
+    problems = sorted(set(problems), key=lambda problem: (order.get(problem.number, -1), problem.line))
+    shown = of_cells.with_text(notebook.cells, [part.cell for part in parts], all_text=chosen is None)
+    return script.write(shown, parts, plan, problems, notebook.name, file), problems, parts
+
+
+def _undefined(everything: Sequence[Part], places: Sequence[int], known: set[tuple[int, int]]) -> list[Problem]:
+    """Names that the cells read and none of them makes."""
+    problems: list[Problem] = []
+    at_first = {"ddl", *script.CONTEXT}
+    at_last = at_first.union(*(everything[place].names.sets for place in places))
+    if any(everything[place].names.star for place in places):
+        return problems
+    for place in places:
+        part = everything[place]
+        names = part.names
+        missing = {name: line for name, line in names.needs.items() if name not in at_first}
+        missing |= {name: line for name, line in names.needs_later.items() if name not in at_last}
+        at_first |= set(names.sets)
+        for name, line in missing.items():
+            if part.cell.kind == "plain" or name in reading.OF_IPYTHON or (part.cell.number, line) in known:
+                continue
+            maker = next((one.cell.number for one in everything if name in one.names.sets), None)
+            why = f"nothing in the script makes {name!r}" + (f", In[{maker}] does" if maker else "")
+            problems.append(reading.Problem(part.cell.number, line, part.lines[line - 1].strip(), why))
+    return problems

@@ -1,0 +1,189 @@
+"""Imports of all cells, drawn to the script's top: each once, in the order that isort and ruff give them.
+
+An import stays where it is when moving it could change what it does: under a condition, beside another statement on
+its line, after `os.environ` or `sys.path` was touched, and where its name is bound to something else as well.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import sys
+import tokenize
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from ddl_magics.export.reading import Part
+
+STAYS = "# noqa: E402"
+"""What a linter is told of an import that stays below other code."""
+SETTLES = {"os.environ", "os.putenv", "sys.path", "site.addsitedir"}
+"""By which a cell prepares how modules are found or behave."""
+WIDTH = 88
+
+
+@dataclass
+class Imports:
+    """What goes to the top."""
+
+    modules: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    """(module, name it gets, or the module's own) -> comments that stood beside it."""
+    names: dict[tuple[str, str, str], list[str]] = field(default_factory=dict)
+    """(module, name, name it gets) of `from module import name` -> comments."""
+
+    def add(self, node: ast.Import | ast.ImportFrom, comment: str = "") -> None:
+        """Take in one statement."""
+        for alias in node.names:
+            if isinstance(node, ast.Import):
+                comments = self.modules.setdefault((alias.name, alias.asname or alias.name), [])
+            else:
+                module = "." * node.level + (node.module or "")
+                comments = self.names.setdefault((module, alias.name, alias.asname or alias.name), [])
+            if comment and comment not in comments:
+                comments.append(comment)
+
+    def text(self) -> str:
+        """All of them, in sections: `__future__`, Python's own, everybody else's."""
+        sections = ["\n".join([*self._plain(section), *self._from(section)]) for section in range(3)]
+        return "\n\n".join(filter(None, sections))
+
+    def _plain(self, section: int) -> Iterator[str]:
+        of_section = [key for key in self.modules if _section(key[0]) == section]
+        for module, name in sorted(of_section, key=lambda key: (key[0].lower(), key)):
+            comment = _beside(self.modules[module, name])
+            yield (f"import {module}" if name == module else f"import {module} as {name}") + comment
+
+    def _from(self, section: int) -> Iterator[str]:
+        modules = {module for module, _, _ in self.names if _section(module) == section}
+        for module in sorted(modules, key=lambda name: (name.lower(), name)):
+            members = sorted(
+                ((name, given) for of, name, given in self.names if of == module), key=lambda pair: _order(pair[0])
+            )
+            comments = [text for name, given in members for text in self.names[module, name, given]]
+            words = [name if name == given else f"{name} as {given}" for name, given in members]
+            yield _from_line(module, words, _beside(list(dict.fromkeys(comments))))
+
+
+def _from_line(module: str, words: Sequence[str], comment: str) -> str:
+    line = f"from {module} import {', '.join(words)}"
+    if len(line) <= WIDTH:
+        return line + comment
+    inner = "".join(f"    {word},\n" for word in words)
+    return f"from {module} import ({comment}\n{inner})"
+
+
+def _beside(comments: Sequence[str]) -> str:
+    return f"  # {'; '.join(comments)}" if comments else ""
+
+
+def _section(module: str) -> int:
+    head = module.partition(".")[0]
+    return 0 if head == "__future__" else 1 if head in sys.stdlib_module_names else 2
+
+
+def _order(name: str) -> tuple[int, str, str]:
+    """Constants, classes, then the rest: what isort calls `order_by_type`."""
+    kind = 0 if name.isupper() and len(name) > 1 else 1 if name[:1].isupper() else 2
+    return kind, name.lower(), name
+
+
+def draw(parts: Sequence[Part]) -> tuple[Imports, dict[int, set[int]], dict[int, set[int]]]:
+    """Take the imports of all cells that can move.
+
+    Returns
+    -------
+    The imports, and by the place of a cell: lines that are gone with them, and first lines of imports that stay.
+    """
+    imports = Imports()
+    gone: dict[int, set[int]] = {}
+    stays: dict[int, set[int]] = {}
+    meanings = _meanings(parts)
+    settled = False
+    for place, part in enumerate(parts):
+        comments = _comments(part.lines)
+        gone[place], stays[place] = set(), set()
+        for node in part.tree.body:
+            if not isinstance(node, ast.Import | ast.ImportFrom):
+                settled = settled or _settles(node)
+                continue
+            lines = lines_of(node)
+            future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
+            if future or (not settled and _alone(node, part) and _means_one(node, meanings)):
+                imports.add(node, "; ".join(comments[line] for line in sorted(lines & set(comments))))
+                gone[place] |= lines
+            else:
+                stays[place].add(node.lineno)
+    return imports, gone, stays
+
+
+def _meanings(parts: Sequence[Part]) -> Counter[str]:
+    """How many different things each name of the notebook is bound to."""
+    found: set[tuple[str, str]] = set()
+    for place, part in enumerate(parts):
+        for node in part.tree.body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                found |= set(_bound(node))
+        rebound = {name for node in part.tree.body if not isinstance(node, ast.Import | ast.ImportFrom)
+                   for name in _stored(node)}  # fmt: skip
+        found |= {(name, f"cell {place}") for name in rebound}
+    return Counter(name for name, _ in found)
+
+
+def _stored(node: ast.AST) -> Iterator[str]:
+    """Names that a statement may bind, at any depth but in functions of their own."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+        return
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del):
+        yield node.id
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        yield from (name for name, _ in _bound(node))
+    for child in ast.iter_child_nodes(node):
+        yield from _stored(child)
+
+
+def _bound(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, str]]:
+    """Names that an import binds, and to what."""
+    for alias in node.names:
+        if isinstance(node, ast.ImportFrom):
+            yield alias.asname or alias.name, f"{'.' * node.level}{node.module or ''}:{alias.name}"
+        elif alias.asname:
+            yield alias.asname, alias.name
+        else:
+            yield alias.name.partition(".")[0], alias.name.partition(".")[0]
+
+
+def lines_of(node: ast.stmt) -> set[int]:
+    """Every line of a statement."""
+    return set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+
+
+def _means_one(node: ast.Import | ast.ImportFrom, meanings: Counter[str]) -> bool:
+    return all(meanings[name] == 1 and name != "*" for name, _ in _bound(node))
+
+
+def _alone(node: ast.stmt, part: Part) -> bool:
+    """Whether no other statement shares its lines."""
+    others = (other for other in part.tree.body if other is not node)
+    return not any(lines_of(node) & lines_of(other) for other in others)
+
+
+def _settles(node: ast.AST) -> bool:
+    """Whether a statement touches `os.environ`, `sys.path` or the like."""
+    return any(isinstance(one, ast.Attribute) and ast.unparse(one) in SETTLES for one in ast.walk(node))
+
+
+def _comments(lines: Iterable[str]) -> dict[int, str]:
+    """Comments by line."""
+    found: dict[int, str] = {}
+    try:
+        for token in tokenize.generate_tokens(io.StringIO("\n".join(lines) + "\n").readline):
+            if token.type == tokenize.COMMENT:
+                found[token.start[0]] = token.string.lstrip("#").strip()
+    except (tokenize.TokenError, SyntaxError):  # of a magic further down: what stood above it was read
+        return found
+    return found
