@@ -31,6 +31,7 @@ def unload_ipython_extension(ipython: InteractiveShell) -> None:
     magics = ipython.magics_manager.registry.pop("DDLMagics", None)
     if magics:
         magics.completion.remove()
+        magics.record.close()
         magics.session.close()
 
 

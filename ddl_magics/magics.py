@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
-from ddl_magics import parsing
+from ddl_magics import export, parsing
 from ddl_magics.cluster.options import ClusterOptions
 from ddl_magics.completion import CellCompletion
 from ddl_magics.errors import UsageError, nearest
+from ddl_magics.export.record import Record
 from ddl_magics.session import Session
 from ddl_magics.views.screen import current_screen
 
@@ -31,6 +33,7 @@ VERBS = {
     "debug": "Look into the frames of ranks that failed, or that stopped at a breakpoint().",
     "runs": "Compare the training runs of this session.",
     "show": "Draw the picture of a run again.",
+    "export": "Write the %%ddl cells as a script for torchrun, mpiexec or srun.",
     "help": "Show the verbs, or the options of one.",
 }
 
@@ -43,6 +46,7 @@ class DDLMagics(Magics):
         super().__init__(shell)
         self._shell = shell
         self.session = Session(lambda: current_screen(shell))
+        self.record = Record(shell, self.session.ended_well.get)
         self.completion = CellCompletion(shell, self.session, VERBS)
 
     @no_var_expand
@@ -50,7 +54,8 @@ class DDLMagics(Magics):
     def line(self, line: str) -> Any:
         """Bring up ranks and look after them: `%ddl VERB [options]`.
 
-        Verbs: start, status, where, stop, restart, strategy, push, pull, check, log, wait, debug, runs, show, help.
+        Verbs: start, status, where, stop, restart, strategy, push, pull, check, log, wait, debug, runs, show,
+        export, help.
         `%ddl help VERB` shows the options of one; a cell that begins with `%%ddl` runs on every rank.
         """
         verb, _, rest = line.strip().partition(" ")
@@ -117,6 +122,10 @@ class DDLMagics(Magics):
 
     def _show(self, run: str | None) -> None:
         self.session.show_run(run)
+
+    def _export(self, file: str, cells: tuple[int, ...] | None, notebook: str | None, force: bool) -> None:
+        told = export.export(self.record.notebook(Path(notebook) if notebook else None), file, cells, force=force)
+        current_screen(self._shell).write("stdout", told + "\n")
 
     def _help(self, verb: str | None) -> None:
         screen = current_screen(self._shell)

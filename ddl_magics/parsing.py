@@ -90,12 +90,21 @@ def add_strategy(parser: Parser) -> None:
 
 def ranks(text: str) -> tuple[int, ...]:
     """Read `0,2-3` as (0, 2, 3)."""
+    return _numbers(text, "ranks", "--ranks 0,2-3")
+
+
+def cells(text: str) -> tuple[int, ...]:
+    """Read `3-5,9` as (3, 4, 5, 9)."""
+    return _numbers(text, "cells", "--cells 3-5,9")
+
+
+def _numbers(text: str, what: str, example: str) -> tuple[int, ...]:
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdigit() or (dash and not last.isdigit()) or int(last or first) < int(first):
-            msg = f"{text} is not a list of ranks"
-            raise UsageError(msg, "For example --ranks 0,2-3.")
+            msg = f"{text} is not a list of {what}"
+            raise UsageError(msg, f"For example {example}.")
         found |= set(range(int(first), int(last or first) + 1))
     return tuple(sorted(found))
 
@@ -189,6 +198,15 @@ def _debug(parser: Parser) -> None:
     )
 
 
+def _export(parser: Parser) -> None:
+    parser.add_argument("file", metavar="FILE", help="the script")
+    parser.add_argument(
+        "--cells", type=cells, metavar="3-5,9", help="these cells, by their numbers (default: all %%%%ddl cells)"
+    )
+    parser.add_argument("--notebook", metavar="FILE", help="take text and order from this file")
+    parser.add_argument("--force", action="store_true", help="replace a file; what no script can have becomes comments")
+
+
 def _help(parser: Parser) -> None:
     parser.add_argument("verb", nargs="?", metavar="VERB", help="a verb, or ddl for the cell magic")
 
@@ -196,7 +214,7 @@ def _help(parser: Parser) -> None:
 _ARGUMENTS: dict[str, Any] = {
     "start": _start, "restart": _start, "strategy": _strategy, "push": _names, "pull": _pull, "check": _check,
     "log": _log,
-    "where": _where, "show": _show, "debug": _debug, "help": _help,
+    "where": _where, "show": _show, "debug": _debug, "export": _export, "help": _help,
 }  # fmt: skip
 
 

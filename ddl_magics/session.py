@@ -45,6 +45,8 @@ class Session:
         self.strategy = specs.parse(specs.DEFAULT)
         """Strategy of cells that name none."""
         self.runs = Runs()
+        self.ended_well: dict[int, str] = {}
+        """Numbers of cells that ended well, and the session's strategy when they began."""
         atexit.register(self.close)
 
     @property
@@ -210,6 +212,7 @@ class Session:
         cells.check_ready()
         requests = cells.requests(code, options, self.strategy, number)
         screen = self._screen()
+        default = self.strategy.text
         if any(request.strategy != "single" for request in requests):
             self._foresight.tell(
                 f"%%ddl\n{code}", options.ranks, lambda text: screen.write("stderr", text), strict=options.strict
@@ -220,6 +223,7 @@ class Session:
             if options.keep_as is not None:
                 ranks = requests[-1].ranks or range(cells.cluster.n)
                 namespace[options.keep_as] = self._fetch("result", dict.fromkeys(ranks, (number,)))
+            self.ended_well[number] = default
 
         if options.background:
             cells.in_background(work, screen)

@@ -19,18 +19,7 @@ if TYPE_CHECKING:
 
     from ddl_magics.export.reading import Part, Problem
 
-__all__ = ["export", "numbers"]
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    """Read `3-5,9` as (3, 4, 5, 9). Raises UsageError."""
-    found: set[int] = set()
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()) or int(last or first) < int(first):
-            raise UsageError(f"--cells {text} is not a list of cells", "For example --cells 3-5,9.")
-        found |= set(range(int(first), int(last or first) + 1))
-    return tuple(sorted(found))
+__all__ = ["compose", "export"]
 
 
 def export(notebook: of_cells.Notebook, file: str, chosen: Sequence[int] | None, *, force: bool) -> str:
