@@ -107,6 +107,7 @@ class Context(Among, Keeping):
             if wanted.checkpoint_activations:
                 recomputation = Recomputation(given.model)
                 on_failure.callback(recomputation.undo)
+            names = parts.group_names(given.model, given.optimizer)
             prepared = strategy.prepare(given.model, given.optimizer, wanted)
             on_failure.pop_all()
         for text in (*prepared.notes, *(recomputation.notes() if recomputation is not None else ())):
@@ -116,8 +117,9 @@ class Context(Among, Keeping):
                 self.note(f"{type(schedule).__name__} wants a metric: call its step(metric) yourself.")
         training = Training(
             prepared,
-            schedulers=[schedule for schedule in given.schedulers if parts.steps_by_itself(schedule)],
+            schedules=given.schedulers,
             loaders=loaders,
+            group_names=names,
             accumulate=wanted.accumulate,
             cell=self._request.cell,
             autocast=lambda: self.hardware.autocast(wanted.precision),
@@ -159,6 +161,8 @@ class Context(Among, Keeping):
         if limit is not None and limit.reached:  # an earlier loop of the cell made all its steps
             return
         tracker = Tracker(loader, epochs, total, self.device, limit)
+        if tracker.passed:
+            self.note(f"{tracker.passed} of {epochs} epochs were trained before the checkpoint and are passed over.")
         outer, self._tracker = self._tracker, tracker
         try:
             yield from tracker.run(self.recorder)
@@ -244,8 +248,7 @@ class Context(Among, Keeping):
         return together.weight_in_mean(weight, self.device), weight
 
     def _next_loss(self, training: Training) -> tuple[str, int]:
-        known = len(self._losses)
-        name, step = self._losses.get(training, ("loss" if known == 0 else f"loss {known + 1}", 0))
+        name, step = self._loss_of(training)
         self._losses[training] = (name, step + 1)
         self._step = max(self._step, step + 1)
         return name, step + 1

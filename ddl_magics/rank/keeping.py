@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ddl_magics.rank.checkpoint import reading, saving
+from ddl_magics.rank.checkpoint.talk import Talk
 from ddl_magics.rank.model import training_of
 from ddl_magics.rank.scope import Scope
 
 if TYPE_CHECKING:
+    import os
+    from pathlib import Path
+
     import torch
 
 
@@ -26,3 +31,60 @@ class Keeping(Scope):
             self._strategy().load_full_state_dict(model, state)
         else:
             training.prepared.load_full_state_dict(state)
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        model: Any = None,
+        *,
+        tokenizer: Any = None,
+        keep: int | None = None,
+        **extra: Any,
+    ) -> Path:
+        """Save a prepared model with its optimizer, schedules, loaders and random state; a collective.
+
+        Parameters
+        ----------
+        path
+            The folder of the run. Each save is a new folder `step-N` in it, whole before anything tells of it.
+        model
+            Which, where several are prepared.
+        tokenizer
+            Saved beside the weights, so that `from_pretrained` finds both.
+        keep
+            How many checkpoints are left in `path`, the newest ones; None: all.
+        extra
+            Numbers, texts, tensors, and lists or dicts of them, which `load` gives back.
+
+        Returns
+        -------
+        The folder of the checkpoint.
+        """
+        training = self._models.meant(model, "save", self._request.cell)
+        talk = Talk(alone=training.prepared.strategy.alone)
+        return saving.save(training, talk, path, tokenizer=tokenizer, keep=keep, extra=extra, note=self.note)
+
+    def load(self, path: str | os.PathLike[str], model: Any = None, *, resume: str | None = None) -> reading.Loaded:
+        """Load into a prepared model, under any strategy and on any number of ranks; a collective.
+
+        Parameters
+        ----------
+        path
+            The folder that `save` was given (its latest checkpoint), or returned, or any with `model.safetensors`.
+        model
+            Which, where several are prepared.
+        resume
+            `latest`: where there is no checkpoint yet, nothing happens and the step is 0.
+
+        Returns
+        -------
+        What was saved beside: `step`, `epoch`, `extra`, and the `folder`. The loaders of the model's `prepare` go on
+        where the training was in them.
+        """
+        training = self._models.meant(model, "load", self._request.cell)
+        talk = Talk(alone=training.prepared.strategy.alone)
+        loaded = reading.load(training, talk, path, resume, self.note)
+        if loaded.folder is not None:
+            self._losses[training] = self._loss_of(training)[0], training.batches
+            self._step = max(self._step, training.batches)
+        return loaded

@@ -72,6 +72,13 @@ def is_schedule(thing: Any) -> bool:
     return isinstance(thing, LRScheduler | ReduceLROnPlateau)
 
 
+def group_names(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> list[list[str]]:
+    """Names of the parameters in each of the optimizer's groups, before a strategy puts others in their place."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = optimizer.param_groups if optimizer is not None else []
+    return [[names[id(parameter)] for parameter in group["params"] if id(parameter) in names] for group in groups]
+
+
 def steps_by_itself(schedule: Any) -> bool:
     """Whether a schedule moves with the optimizer's steps; one that wants a metric is the user's to call."""
     return not isinstance(schedule, ReduceLROnPlateau)

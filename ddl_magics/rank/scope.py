@@ -146,6 +146,11 @@ class Scope:
             training.used = False
         self._logged: dict[str, int] = {}
 
+    def _loss_of(self, training: Training) -> tuple[str, int]:
+        """Name of a model's curve in this cell, and its latest step."""
+        known = len(self._losses)
+        return self._losses.get(training, ("loss" if known == 0 else f"loss {known + 1}", 0))
+
     def _strategy(self) -> Strategy:
         text = self._strategy_text
         if text not in self._strategies:

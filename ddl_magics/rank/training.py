@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddl_magics.errors import UsageOnRankError
+from ddl_magics.rank.checkpoint import randomness
 from ddl_magics.rank.closed import Closed
+from ddl_magics.rank.parts import steps_by_itself
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from torch.optim.lr_scheduler import LRScheduler
-
     from ddl_magics.rank.batches import Share
+    from ddl_magics.rank.checkpoint.randomness import State
     from ddl_magics.rank.data import RankLoader
     from ddl_magics.strategies.base import Prepared
     from ddl_magics.strategies.recompute import Recomputation
@@ -34,16 +35,20 @@ class Training:
         self,
         prepared: Prepared,
         *,
-        schedulers: list[LRScheduler],
+        schedules: list[Any],
         loaders: list[RankLoader],
+        group_names: list[list[str]],
         accumulate: int,
         cell: int,
         autocast: Callable[[], AbstractContextManager[Any]],
         recomputation: Recomputation | None = None,
     ) -> None:
         self.prepared: Prepared = prepared
-        self.schedulers = schedulers
+        self.schedules = schedules
+        """Learning-rate schedulers, those that a user steps by a metric too."""
         self.loaders = loaders
+        self.group_names = group_names
+        """Names of the parameters in each group of the optimizer."""
         self.accumulate = accumulate
         self.cell = cell
         self.autocast = autocast
@@ -53,6 +58,12 @@ class Training:
         self.closed = False
         self.used = False
         """Its forward was called in this cell."""
+        self.batches = 0
+        """Calls of `backward` that all its steps have followed."""
+        self.random: State | None = None
+        """Random state after the last step, where more batches may have been begun since."""
+        self._fresh = 0
+        """Calls of `backward` since the last step."""
         self._calls = 0
         """Calls of `step` in this group that did not act."""
         self._group = accumulate
@@ -87,6 +98,7 @@ class Training:
         self.prepared.backward(loss, self._boundary)
         self._under_way = False
         self._waiting = True
+        self._fresh += 1
 
     def at_boundary(self) -> bool:
         """Whether the next `step` acts."""
@@ -109,9 +121,18 @@ class Training:
         finally:
             # Also where the step failed on its way to the other ranks, after the update.
             if not self._under_way or self.steps > before:
-                for scheduler in self.schedulers:
-                    scheduler.step()
+                self._made_step()
         return norm
+
+    def _made_step(self) -> None:
+        for schedule in self.schedules:
+            if steps_by_itself(schedule):
+                schedule.step()
+        for loader in self.loaders:
+            loader.bookmark.trained()
+        self.batches, self._fresh = self.batches + self._fresh, 0
+        if self.accumulate > 1:
+            self.random = randomness.take()
 
     @property
     def unsettled(self) -> bool:
@@ -128,7 +149,7 @@ class Training:
 
         A collective, unless its strategy is `alone`.
         """
-        self._calls = 0
+        self._calls = self._fresh = 0
         self._group = self.accumulate
         self._boundary = self._waiting = self._under_way = False
         self.prepared.rebind()
