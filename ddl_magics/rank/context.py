@@ -20,6 +20,7 @@ from ddl_magics.rank.batches import Share, own_randomness, seed_all
 from ddl_magics.rank.keeping import Keeping
 from ddl_magics.rank.model import training_of
 from ddl_magics.rank.progress import Tracker
+from ddl_magics.rank.speaking import Speaking
 from ddl_magics.rank.training import Training
 from ddl_magics.strategies import base
 from ddl_magics.strategies.recompute import Recomputation
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from ddl_magics.strategies.base import Strategy
 
 
-class Context(Among, Keeping):
+class Context(Among, Keeping, Speaking):
     """The context `ddl` of one rank; see `Scope` for its parameters."""
 
     # Models

@@ -104,6 +104,10 @@ class Device(ABC):
     def capacity(self) -> int:
         """Bytes that there are."""
 
+    @abstractmethod
+    def free(self) -> int:
+        """Bytes that could be allocated now; the ranks of a node share those of its host."""
+
     @property
     @abstractmethod
     def capabilities(self) -> frozenset[str]:
@@ -173,6 +177,9 @@ class CPU(Device):
     def capacity(self) -> int:
         return min([int(psutil.virtual_memory().total), *host.control_group_limits()])
 
+    def free(self) -> int:
+        return min(int(psutil.virtual_memory().available), self.capacity - int(self._process.memory_info().rss))
+
     @property
     def capabilities(self) -> frozenset[str]:
         return frozenset({"gloo", "bf16"})
@@ -223,6 +230,11 @@ class CUDA(Device):
         if driver is not None:
             return driver[1]
         return int(torch.cuda.get_device_properties(self.torch).total_memory)
+
+    def free(self) -> int:
+        of_driver, _ = torch.cuda.mem_get_info(self.torch)
+        kept = torch.cuda.memory_reserved(self.torch) - torch.cuda.memory_allocated(self.torch)
+        return int(of_driver) + kept
 
     @property
     def capabilities(self) -> frozenset[str]:

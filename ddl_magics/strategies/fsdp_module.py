@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from ddl_magics.strategies import fsdp_optimizer, fsdp_shards
+from ddl_magics.strategies import fsdp_optimizer, fsdp_shards, fsdp_whole
 from ddl_magics.strategies.base import Prepared, Training
 from ddl_magics.strategies.common import (
     autocast,
@@ -21,6 +22,8 @@ from ddl_magics.strategies.common import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ddl_magics.strategies.fsdp import FSDP
 
 
@@ -105,6 +108,18 @@ class FSDPPrepared(Prepared):
 
     def sync_generate(self) -> bool:
         return True
+
+    @property
+    def can_be_whole(self) -> bool:
+        return True
+
+    @contextmanager
+    def inference(self, *, whole: bool) -> Iterator[None]:
+        with fsdp_whole.whole(self.module) if whole else nullcontext():
+            try:
+                yield
+            finally:
+                fsdp_shards.reshard(self.module)  # torch keeps the root's part for a backward, which does not come
 
     def measure(self) -> dict[str, int]:
         parameters = map(fsdp_shards.local, self.module.parameters())

@@ -16,7 +16,7 @@ and of its gradients on the host.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, ClassVar
 
 from ddl_magics.errors import SpecError
@@ -107,6 +107,11 @@ class Zero(Strategy):
         from ddl_magics.strategies import zero_shards
 
         zero_shards.load_full_state(module, state)
+
+    def inference(self, module: torch.nn.Module) -> AbstractContextManager[None]:
+        from ddl_magics.strategies import zero_whole
+
+        return zero_whole.whole(module) if self.stage == 3 else nullcontext()
 
     def rebind(self) -> None:
         """Clone the world for DeepSpeed again, and move all shards to the new one."""

@@ -1,0 +1,114 @@
+"""The context's calls for text: generate and chat; `generation` does them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ddl_magics.errors import UsageOnRankError
+from ddl_magics.rank.model import training_of
+from ddl_magics.rank.scope import Scope
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddl_magics.rank.generation.call import Target
+    from ddl_magics.rank.generation.plan import Share
+    from ddl_magics.rank.generation.result import Generated
+
+
+class Speaking(Scope):
+    """What a language model says."""
+
+    def generate(
+        self,
+        model: Any,
+        prompts: Any,
+        *,
+        max_new_tokens: int = 64,
+        tokenizer: Any = None,
+        batch_size: int | None = None,
+        stream: bool | Callable[[int, str, bool], object] = False,
+        seed: int | None = None,
+        gather: bool | None = None,
+        **sampling: Any,
+    ) -> Generated:
+        """Continue prompts with a causal language model of transformers, split over the ranks; a collective.
+
+        Parameters
+        ----------
+        model
+            Prepared, or whole on every rank.
+        prompts
+            Texts, chats (lists of messages with `role` and `content`), lists or tensors of tokens, or what a tokenizer
+            returns. Every rank gives the same.
+        max_new_tokens
+            Of each text; it ends earlier where the model says so.
+        tokenizer
+            Of the model; without one prompts are tokens, and so is what comes back.
+        batch_size
+            Prompts that a rank continues at a time; None for all of its share.
+        stream
+            Print the first text of each rank as it comes, and others when they end; or a function that is called with
+            the number of a prompt, the next piece of its text, and whether it is the last.
+        seed
+            Of what is drawn, one generator a text: the same texts on any number of ranks under any strategy. None takes
+            the next number of torch's generator on rank 0.
+        gather
+            Whether zero:3 and fsdp gather the weights once and not for every token; None where the memory is there.
+        sampling
+            Options of transformers' `generate`, such as `temperature`, `top_p`, `num_beams`, `stop_strings`. Who names
+            one that shapes the distribution gets `do_sample=True`.
+
+        Returns
+        -------
+        A list of the texts in the order of the prompts, on every rank, with `.tokens`, `.figures` and `.report()`.
+
+        Raises
+        ------
+        UsageOnRankError
+            On all ranks alike, for prompts or options that cannot be.
+        """
+        from ddl_magics.rank.generation.call import Call, generate
+
+        target, share = self._speaker(model)
+        made = generate(
+            target,
+            share,
+            Call(prompts, max_new_tokens, tokenizer, batch_size, stream, seed, gather, sampling),
+            free=lambda: self.hardware.free() // (self.world.local_world_size if self.world.device == "cpu" else 1),
+            peak_memory=lambda: self._memory.peak()["total"],
+        )
+        self._record("tokens/s", made.figures.tokens_per_second)
+        self._record("first token (s)", made.figures.first_token)
+        return made
+
+    def _record(self, name: str, value: float) -> None:
+        """On the panel, each call a step."""
+        self._logged[name] = self._logged.get(name, 0) + 1
+        self.recorder.record(name, self._logged[name], value)
+
+    def _speaker(self, model: Any) -> tuple[Target, Share]:
+        """The model, and which part of the prompts is this rank's."""
+        from ddl_magics.rank.generation.call import Target
+        from ddl_magics.rank.generation.plan import Share
+
+        training = training_of(model)
+        if training is None:
+            target = Target(model, None, self._strategy())
+        else:
+            target = Target(training.prepared.module, training, training.prepared.strategy)
+        strategy = target.strategy
+        if self._alone and target.sharded:
+            raise UsageOnRankError(
+                f"This {type(target.module).__name__} is spread over the ranks by {strategy.spec.text}",
+                "Run the cell without --strategy single.",
+            )
+        if self._alone or strategy.alone:
+            return target, Share(0, 1)
+        ranks = self._request.ranks
+        if ranks is not None and len(ranks) < self.world.world_size:
+            raise UsageOnRankError(
+                f"generate puts the texts of all ranks together, and this cell runs on {len(ranks)} of them",
+                "Run it without --ranks.",
+            )
+        return target, Share(strategy.data_rank, strategy.data_size)
