@@ -21,7 +21,7 @@ def blocks(module: nn.Module) -> list[nn.Module]:
     """Return the blocks of a model, each once, in its own order; never the model itself."""
     named = _names_of_blocks(module)
     found = list(_of_classes(module, named)) or list(_repeated(module))
-    uses = Counter(id(parameter) for part in module.modules() for parameter in part._parameters.values())  # noqa: SLF001 - named_parameters leaves out tied names
+    uses = Counter(id(parameter) for part in module.modules() for parameter in part._parameters.values())
     return [block for block in dict.fromkeys(found) if block is not module and _owns_all(block, uses)]
 
 
@@ -55,5 +55,5 @@ def _has_parameters(module: nn.Module) -> bool:
 
 
 def _owns_all(block: nn.Module, uses: Counter[int]) -> bool:
-    own = Counter(id(parameter) for part in block.modules() for parameter in part._parameters.values())  # noqa: SLF001 - as above
+    own = Counter(id(parameter) for part in block.modules() for parameter in part._parameters.values())
     return all(uses[key] == count for key, count in own.items())

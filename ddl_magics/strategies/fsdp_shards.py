@@ -9,11 +9,12 @@ precision or device without being whole anywhere.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import _composable_state
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
@@ -178,7 +179,8 @@ def shard(module: nn.Module, mesh: DeviceMesh, *, offload: bool, low_precision: 
         home.put(parameter)
     for one in _fsdp_parameters(module):
         one.reset_sharded_param()
-    module._get_fsdp_state()._lazy_init()  # type: ignore[operator] - whichever part is called first, this is the root
+    # Whichever part of it is called first, this is the root.
+    cast("FSDPModule", module)._get_fsdp_state()._lazy_init()
 
 
 def rest(module: nn.Module) -> None:
@@ -199,7 +201,8 @@ def rest(module: nn.Module) -> None:
             ):
                 for handle in handles.values():
                     handle.remove()
-        part.__class__ = type(part).__mro__[2]  # type: ignore[assignment]
+        part.__class__ = type(part).__mro__[2]
+        _composable_state._module_state_mapping.pop(part, None)
         for key in [key for key in vars(part) if key.startswith("__composable_api_state_key")]:
             del vars(part)[key]
     for part in module.modules():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,9 +132,17 @@ def recover() -> dict[str, Any]:
     return ddl.recover()
 
 
-def census() -> dict[str, int]:
-    """What a rank holds."""
+def census(before: dict[str, int] | None = None) -> dict[str, int]:
+    """What a rank holds; given time to become what it was `before`: the store's server sees later who has left it."""
     gc.collect()
+    dist.barrier()
+    deadline = time.monotonic() + 5
+    while (now := _count()) != before and before is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return now
+
+
+def _count() -> dict[str, int]:
     return {
         "threads": len(list(Path("/proc/self/task").iterdir())),
         "files": len(list(Path("/proc/self/fd").iterdir())),

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
     from ddl_magics.strategies.base import Prepared, Strategy
 
-ALL = ("ddp", "zero:1", "zero:2", "zero:3")
+ALL = ("ddp", "zero:1", "zero:2", "zero:3", "fsdp")
 SHARDED = ("zero:1", "zero:2", "zero:3")
+OFFLOAD = ("zero:1,offload=cpu", "zero:2,offload=cpu", "zero:3,offload=cpu,offload_param=cpu", "fsdp,offload=cpu")
 torch.set_num_threads(1)
 here = world.from_environment("cpu")
 folder, arguments = sys.argv[1], sys.argv[2:]
@@ -265,16 +266,21 @@ def a_second_prepare() -> dict[str, Any]:
         prepared.close()
         found[text] = {"refused": refused, "losses": first + second, "held": held, "of": len(list(model.parameters()))}
         strategy.close()
-    sharded = load("zero:3")
-    with sharded.model_init():
-        model = MLP()
-    found["foreign"] = said(load("ddp").prepare, model, None, Training())
-    sharded.close()
+    for text, other in (("zero:3", "ddp"), ("fsdp", "zero:3")):
+        sharded = load(text)
+        with sharded.model_init():
+            model = MLP()
+        sharded.prepare(model, None, Training()).close()
+        found[f"{text} foreign"] = said(load(other).prepare, model, None, Training())
+        sharded.close()
     return found
 
 
 def optimizers_that_shards_would_mislead() -> dict[str, Any]:
     found = {}
+    strategy = load("fsdp")
+    model = MLP()
+    found["fsdp"] = [said(strategy.prepare, model, torch.optim.Adafactor(model.parameters()), Training())]
     for text in SHARDED:
         strategy = load(text)
         model = MLP()
@@ -311,7 +317,7 @@ def evaluation_without_an_optimizer() -> dict[str, Any]:
 
 def offload_trains_as_without() -> dict[str, Any]:
     found = {}
-    for text in ("zero:2", "zero:1,offload=cpu", "zero:2,offload=cpu", "zero:3,offload=cpu,offload_param=cpu"):
+    for text in ("zero:2", *OFFLOAD):
         strategy = load(text)
         torch.manual_seed(0)
         with strategy.model_init():

@@ -6,7 +6,7 @@ import pytest
 
 from tests.strategies import ranks
 
-SPECS = {2: ("ddp", "zero:1", "zero:2", "zero:3"), 4: ("ddp", "zero:2", "zero:3")}
+SPECS = {2: ("ddp", "zero:1", "zero:2", "zero:3", "fsdp"), 4: ("ddp", "zero:2", "zero:3", "fsdp")}
 MODELS = {2: ("mlp", "llama-untied", "llama-tied", "opt"), 4: ("mlp", "llama-tied")}
 WORLDS = [(size, spec) for size, specs in SPECS.items() for spec in specs]
 RUNS = [(size, spec, model) for size, spec in WORLDS for model in MODELS[size]]

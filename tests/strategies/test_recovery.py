@@ -16,18 +16,20 @@ DDP = "forward,backward,updated"
 GOES_ON = {
     2: (
         f"ddp {DDP}",
-        *(f"{strategy} {PLACES}" for strategy in ("zero:1", "zero:2", "zero:3", "axonn:2x1x1")),
-        *(f"{strategy} forward 2" for strategy in ("ddp", "zero:2", "zero:3", "axonn:2x1x1")),
+        *(f"{strategy} {PLACES}" for strategy in ("zero:1", "zero:2", "zero:3", "fsdp", "axonn:2x1x1")),
+        *(f"{strategy} forward 2" for strategy in ("ddp", "zero:2", "zero:3", "fsdp", "axonn:2x1x1")),
         "ddp,find_unused_parameters=true backward",
         "axonn:2x1x1,overlap=1 backward",
         "zero:2,offload=cpu updated",
         "zero:3,offload=cpu,offload_param=cpu updated",
         "zero:2 updated 1 bf16-true",
         "zero:3 updated 1 bf16-true",
+        "fsdp,offload=cpu updated",
+        "fsdp between 2 bf16-mixed",
     ),
     4: (f"axonn:2x2x1 {PLACES}", "axonn:2x2x1 forward 2"),
 }
-EVERYWHERE = ("ddp backward", "zero:2 backward", "zero:3 between", "axonn:2x1x1 between")
+EVERYWHERE = ("ddp backward", "zero:2 backward", "zero:3 between", "fsdp backward", "axonn:2x1x1 between")
 MORE = (
     *(f"fails_everywhere {run}" for run in EVERYWHERE),
     "many_models",
@@ -93,7 +95,7 @@ def test_several_models_go_on_whichever_failed(found):
     for finding in found(2).of("many_models"):
         assert finding["equal"] == [True] * 10, "recovery changed weights"
         for turn, told in enumerate(finding["told"]):
-            assert told["models"] == dict.fromkeys(("MLP", "MLP 2", "MLP 3", "MLP 4"), turn + 1)
+            assert told["models"] == dict.fromkeys(("MLP", "MLP 2", "MLP 3", "MLP 4", "MLP 5"), turn + 1)
         expected = finding["losses"]["ddp"]
         for losses in finding["losses"].values():
             assert losses == pytest.approx(expected, rel=1e-5)
@@ -133,7 +135,7 @@ def test_shards_that_are_not_prepared_yet_are_taken_over(found):
         assert finding["loss"] > 0
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero:2", "zero:3", "axonn:2x1x1"])
+@pytest.mark.parametrize("strategy", ["ddp", "zero:2", "zero:3", "fsdp", "axonn:2x1x1"])
 def test_models_for_evaluation_go_on(found, strategy):
     for finding in found(2).of("evaluation"):
         assert finding[strategy]["after"] == finding[strategy]["before"]

@@ -6,7 +6,7 @@ import pytest
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
-ALL = ("ddp", "zero:1", "zero:2", "zero:3")
+ALL = ("ddp", "zero:1", "zero:2", "zero:3", "fsdp")
 SHARDED = ("zero:1", "zero:2", "zero:3")
 
 
@@ -123,9 +123,10 @@ def test_a_model_is_prepared_once_until_it_is_closed(on_two_ranks, text):
         assert found[text]["held"] == found[text]["of"], "close gives the optimizer its parameters back"
 
 
-def test_a_sharded_model_is_refused_by_other_strategies(on_two_ranks):
+@pytest.mark.parametrize("text", ["zero:3", "fsdp"])
+def test_a_sharded_model_is_refused_by_other_strategies(on_two_ranks, text):
     for found in on_two_ranks.of("a_second_prepare"):
-        assert "sharded by zero:3" in found["foreign"]
+        assert f"sharded by {text}" in found[f"{text} foreign"]
 
 
 @pytest.mark.parametrize("text", SHARDED)
@@ -137,6 +138,11 @@ def test_optimizers_that_shards_would_mislead_are_refused(on_two_ranks, text):
         assert "Group 1 of this SGD holds only frozen parameters" in frozen
 
 
+def test_fsdp_refuses_optimizers_that_rows_would_mislead(on_two_ranks):
+    for found in on_two_ranks.of("optimizers_that_shards_would_mislead"):
+        assert "Adafactor looks at a weight as a matrix" in found["fsdp"][0]
+
+
 @pytest.mark.parametrize("text", ALL)
 def test_evaluation_needs_no_optimizer(on_two_ranks, text):
     for found in on_two_ranks.of("evaluation_without_an_optimizer"):
@@ -144,7 +150,9 @@ def test_evaluation_needs_no_optimizer(on_two_ranks, text):
         assert "step needs an optimizer" in found[text]["step"]
 
 
-@pytest.mark.parametrize("text", ["zero:1,offload=cpu", "zero:2,offload=cpu", "zero:3,offload=cpu,offload_param=cpu"])
+@pytest.mark.parametrize(
+    "text", ["zero:1,offload=cpu", "zero:2,offload=cpu", "zero:3,offload=cpu,offload_param=cpu", "fsdp,offload=cpu"]
+)
 def test_offload_trains_as_without(on_two_ranks, text):
     for found in on_two_ranks.of("offload_trains_as_without"):
         assert found[text]["losses"] == pytest.approx(found["zero:2"]["losses"], rel=1e-5)
