@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ddl_magics.errors import UsageOnRankError
-from ddl_magics.rank import data, parts, together
+from ddl_magics.rank import compiled, data, parts, together
 from ddl_magics.rank.among import Among
 from ddl_magics.rank.batches import Share, own_randomness, seed_all
 from ddl_magics.rank.keeping import Keeping
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from torch.utils.data import DataLoader
 
+    from ddl_magics.rank.program import Program
     from ddl_magics.strategies.base import Strategy
 
 
@@ -103,13 +104,16 @@ class Context(Among, Keeping, Speaking):
         self, given: parts.Parts, strategy: Strategy, loaders: list[data.RankLoader], wanted: base.Training
     ) -> dict[int, Any]:
         assert given.model is not None
+        module = compiled.in_place(given.model)
+        if strategy.not_compiled and compiled.leave_out(module):
+            self.note(f"{strategy.spec.text} does not compile this {type(module).__name__}: {strategy.not_compiled}.")
         with contextlib.ExitStack() as on_failure:
             recomputation = None
             if wanted.checkpoint_activations:
-                recomputation = Recomputation(given.model)
+                recomputation = Recomputation(module)
                 on_failure.callback(recomputation.undo)
-            names = parts.group_names(given.model, given.optimizer)
-            prepared = strategy.prepare(given.model, given.optimizer, wanted)
+            names = parts.group_names(module, given.optimizer)
+            prepared = strategy.prepare(module, given.optimizer, wanted)
             on_failure.pop_all()
         for text in (*prepared.notes, *(recomputation.notes() if recomputation is not None else ())):
             self.note(text)
@@ -272,7 +276,7 @@ class Context(Among, Keeping, Speaking):
         return self._memory.peak()
 
 
-def init(strategy: str = "ddp", **options: Any) -> Context:
+def init(strategy: str | None = None, **options: Any) -> Program:
     """Give the context in a plain program, see `rank.program.init`."""
     from ddl_magics.rank import program
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ddl_magics.rank import adapters
 from ddl_magics.rank.checkpoint import reading, saving
 from ddl_magics.rank.checkpoint.talk import Talk
 from ddl_magics.rank.model import training_of
@@ -88,3 +89,24 @@ class Keeping(Scope):
             self._losses[training] = self._loss_of(training)[0], training.batches
             self._step = max(self._step, training.batches)
         return loaded
+
+    def save_adapter(self, path: str | os.PathLike[str], model: Any = None, adapter: str = "default") -> Path:
+        """Save an adapter of the package peft by itself, as `PeftModel.from_pretrained` reads it; a collective.
+
+        Parameters
+        ----------
+        path
+            A folder for this adapter; what it holds of an adapter is replaced.
+        model
+            Which, where several are prepared.
+        adapter
+            Its name in the model.
+        """
+        training = self._models.meant(model, "save_adapter", self._request.cell)
+        return adapters.save(training, Talk(alone=training.prepared.strategy.alone), path, adapter)
+
+    def load_adapter(self, path: str | os.PathLike[str], model: Any = None, adapter: str = "default") -> None:
+        """Load a saved adapter into a prepared model that was made with one like it; a collective."""
+        training = self._models.meant(model, "load_adapter", self._request.cell)
+        for sentence in adapters.load(training, Talk(alone=training.prepared.strategy.alone), path, adapter):
+            self.note(sentence)

@@ -69,6 +69,9 @@ class Strategy(ABC):
     alone: ClassVar[bool] = False
     """Its models use no process group: each is of its own process, and what becomes of the group is nothing to it."""
 
+    not_compiled: str = ""
+    """Why `torch.compile` is left out for its models, as the end of a sentence; empty where they train compiled."""
+
     def __init__(self, spec: StrategySpec, world: World) -> None:
         self.spec = spec
         self.world = world

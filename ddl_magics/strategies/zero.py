@@ -45,6 +45,8 @@ class Zero(Strategy):
         from ddl_magics.strategies import zero_library
 
         zero_library.join(self)
+        if self.stage == 3:
+            self.not_compiled = "DeepSpeed gathers and frees each layer's parameters in Python"
 
     @classmethod
     def parse(cls, argument: str, options: dict[str, str]) -> StrategySpec:

@@ -27,6 +27,7 @@ class AxoNN(Strategy):
     """`axonn:RxCxD`, row x column x depth; option `overlap=1` overlaps communication with computation."""
 
     name: ClassVar[str] = "axonn"
+    not_compiled = "the ranks of a grid talk in every split layer, from Python"
 
     def __init__(self, spec: StrategySpec, world: World) -> None:
         super().__init__(self.check(spec, world.world_size, world.local_world_size), world)
