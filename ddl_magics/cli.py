@@ -1,4 +1,7 @@
-"""`%ddl`'s words in a terminal, for when a cell blocks the kernel: `ddl-magics status|where|log|stop`."""
+"""`%ddl`'s words in a terminal, for when a cell blocks the kernel: `ddl-magics status|where|log|stop`.
+
+Beside them `run`, a script on many ranks, and `export`, a notebook's file as such a script.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,23 @@ import argparse
 import os
 import sys
 import time
+from pathlib import Path
 
-from ddl_magics.cluster import terminal
+from ddl_magics import export
+from ddl_magics.cluster import run, terminal
 from ddl_magics.cluster.folder import ClusterFolder, clusters
 from ddl_magics.errors import DDLError, NoClusterError, UsageError
+from ddl_magics.export.cells import read
+from ddl_magics.parsing import PRECISIONS, cells
+from ddl_magics.protocol import PROGRAM_VARIABLES
 from ddl_magics.telemetry.spool import Spool
 from ddl_magics.views import table
 from ddl_magics.views.screen import TerminalScreen
 from ddl_magics.views.status import StatusRow
 from ddl_magics.views.where import ANSWER_S, show_where, where
 
+RUN = "run a script on many ranks, by whatever starts them here; what follows -- is the script's"
+EXPORT = "write the %%%%ddl cells of a notebook as a script"
 VERBS = {
     "status": "show every rank",
     "where": "where every rank is, and who waits for whom",
@@ -25,11 +35,48 @@ VERBS = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the program; the exit status is 1 for an error of the user or of a cluster."""
+    """Run the program; the exit status is that of the script, or 1 for an error of the user or of a cluster."""
+    typed = sys.argv[1:] if arguments is None else arguments
+    ours, of_script = _parted(typed)
+    parser = _parser()
+    args, unknown = parser.parse_known_args(ours)
+    try:
+        if unknown and args.verb == "run":
+            msg = f"run has no option {unknown[0]!r}"
+            raise UsageError(
+                msg, f"What the script takes stands after --: ddl-magics run {args.script} -- {unknown[0]}"
+            )
+        if unknown:
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        if args.verb == "run":
+            return _run(args, of_script)
+        _look_after(args)
+    except DDLError as error:
+        print(f"ddl-magics: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # `ddl-magics log | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _look_after(args: argparse.Namespace) -> None:
+    if args.verb == "export":
+        print(export.export(read(Path(args.notebook)), args.file, args.cells, force=args.force))
+    elif args.verb == "status":
+        _status(args.cluster)
+    elif args.verb == "where":
+        _where(_choose(args.cluster), args.rank, full=args.full)
+    elif args.verb == "log":
+        print(Spool(_choose(args.cluster).output).read(args.rank), end="")
+    else:
+        _stop(_choose(args.cluster))
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="ddl-magics", description="Look after the ranks of a notebook, from a terminal."
+        prog="ddl-magics", description="Look after the ranks of a notebook, from a terminal, and run scripts on ranks."
     )
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="|".join(VERBS))
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="|".join([*VERBS, "run", "export"]))
     for verb, says in VERBS.items():
         sub = verbs.add_parser(verb, help=says, description=says)
         sub.add_argument("cluster", nargs="?", help="which cluster, when there are several (see status)")
@@ -37,22 +84,52 @@ def main(arguments: list[str] | None = None) -> int:
             sub.add_argument("--rank", type=int, metavar="R", help="of this rank only")
         if verb == "where":
             sub.add_argument("--full", action="store_true", help="every frame, not your own alone")
-    args = parser.parse_args(arguments)
-    try:
-        if args.verb == "status":
-            _status(args.cluster)
-        elif args.verb == "where":
-            _where(_choose(args.cluster), args.rank, full=args.full)
-        elif args.verb == "log":
-            print(Spool(_choose(args.cluster).output).read(args.rank), end="")
-        else:
-            _stop(_choose(args.cluster))
-    except DDLError as error:
-        print(f"ddl-magics: {error}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:  # `ddl-magics log | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+    _add_run(verbs.add_parser("run", help=RUN, description=RUN, allow_abbrev=False))
+    _add_export(verbs.add_parser("export", help=EXPORT, description=EXPORT, allow_abbrev=False))
+    return parser
+
+
+def _parted(typed: list[str]) -> tuple[list[str], list[str]]:
+    """What stands before `--`, and what follows it."""
+    place = typed.index("--") if "--" in typed else len(typed)
+    return typed[:place], typed[place + 1 :]
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("script", metavar="SCRIPT", help="a program that calls ddl_magics.init")
+    parser.add_argument("-n", type=int, metavar="N", help="number of ranks (default: the GPUs, else 2)")
+    parser.add_argument("--nnodes", type=int, metavar="M", help="number of nodes, in an allocation")
+    parser.add_argument("--nproc-per-node", type=int, metavar="K", help="ranks on each node")
+    parser.add_argument("--launcher", choices=run.LAUNCHERS, default="auto")
+    parser.add_argument("--env", action="append", default=[], metavar="K=V", help="set a variable; may be repeated")
+    parser.add_argument("--strategy", metavar="SPEC", help="where the script gives none: ddp, zero:3, ...")
+    parser.add_argument("--precision", choices=PRECISIONS, help="the same")
+    parser.add_argument("--checkpoint-activations", action="store_true", help="the same")
+    parser.add_argument("--steps", type=int, metavar="N", help="the same: end ddl.track after N optimizer steps")
+    parser.add_argument("--seed", type=int, metavar="S", help="the same")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), help="the same")
+
+
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("notebook", metavar="NOTEBOOK", help="an .ipynb file")
+    parser.add_argument("file", metavar="FILE", help="the script")
+    parser.add_argument("--cells", type=cells, metavar="3-5,9", help="these cells, by their numbers")
+    parser.add_argument("--force", action="store_true", help="replace a file; what no script can have becomes comments")
+
+
+def _run(args: argparse.Namespace, of_script: list[str]) -> int:
+    return run.run(
+        run.Wanted(
+            script=args.script,
+            arguments=tuple(of_script),
+            n=args.n,
+            nnodes=args.nnodes,
+            nproc_per_node=args.nproc_per_node,
+            launcher=args.launcher,
+            env=tuple(args.env),
+            program={name: getattr(args, name) for name in PROGRAM_VARIABLES},
+        )
+    )
 
 
 def _running() -> list[ClusterFolder]:

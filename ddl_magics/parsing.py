@@ -50,6 +50,8 @@ class Parser(argparse.ArgumentParser):
             raise UsageError(msg, "Close the quotation mark.") from error
 
 
+PRECISIONS = ("32", "bf16-mixed", "bf16-true")
+
 OPERATORS = "+*/@%&|^<>=!.~"
 """What an expression of its own does not begin with: it is the rest of one with spaces."""
 
@@ -120,7 +122,7 @@ def cell_parser() -> Parser:
     parser = Parser("%%ddl", "Run this cell on every rank at once.")
     add_strategy(parser)
     parser.add_argument("--ranks", metavar="0,2-3", help="only on these ranks")
-    parser.add_argument("--precision", choices=("32", "bf16-mixed", "bf16-true"), default="32")
+    parser.add_argument("--precision", choices=PRECISIONS, default="32")
     parser.add_argument(
         "--checkpoint-activations", action="store_true", help="compute activations again in the backward, to keep fewer"
     )

@@ -38,6 +38,10 @@ PROGRAM_VARIABLES = {
 """Environment variables by which `ddl-magics run` tells a program what its `init` does not say."""
 
 
+JOB = "DDL_MAGICS_JOB"
+"""Environment variable: what the ranks of one `ddl-magics run` on one machine share, and no other job has."""
+
+
 class Wire:
     """A dataclass that crosses the wire as a dict; unknown keys are ignored, so that versions may differ."""
 

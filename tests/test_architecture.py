@@ -21,7 +21,7 @@ FOR_ALL = {"protocol", "errors", "strategies.spec"}
 ARROWS = {
     "__init__": {"magics", "compatibility", "rank"},  # `%load_ext` in a notebook, `init` in a script under torchrun
     "magics": {"parsing", "completion", "export", "session", "cluster", "views"},
-    "cli": {"cluster", "export", "views", "telemetry"},
+    "cli": {"parsing", "cluster", "export", "views", "telemetry"},
     "parsing": set(),
     "compatibility": set(),
     "comparison": {"views"},

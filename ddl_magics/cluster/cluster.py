@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ipyparallel as ipp
-import psutil
 from ipyparallel.cluster.launcher import LocalControllerLauncher
 
 from ddl_magics import errors, lease
@@ -22,6 +19,7 @@ from ddl_magics.cluster.folder import Card, ClusterFolder, remove_leftovers
 from ddl_magics.cluster.ipp import RankClient
 from ddl_magics.cluster.launchers import LocalRanksLauncher, MPIRanksLauncher
 from ddl_magics.cluster.loop import LoopThread
+from ddl_magics.cluster.processes import end, family, terminate
 from ddl_magics.errors import DDLError, StartError
 from ddl_magics.lease import Process
 
@@ -287,41 +285,3 @@ class Cluster:
         self.loop.close()
         self.folder.remove()
         return killed
-
-
-def family(pid: int) -> set[Process]:
-    """A process with its children and theirs; empty when it is gone."""
-    try:
-        members = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return set()
-    found = set()
-    for member in members:
-        with suppress(psutil.NoSuchProcess):
-            found.add(Process(member.pid, member.create_time()))
-    return found
-
-
-def terminate(process: Process) -> None:
-    """Ask a process to end, if it is still the same one."""
-    if process.alive():
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGTERM)
-
-
-def end(processes: set[Process], patience: float) -> list[int]:
-    """See processes gone: wait `patience` seconds, then terminate, then kill; returns whom it killed."""
-    killed = []
-    for number, seconds in ((None, patience), (signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)):
-        for process in processes:
-            if number and process.alive():
-                with suppress(ProcessLookupError):
-                    os.kill(process.pid, number)
-                if number == signal.SIGKILL:
-                    killed.append(process.pid)
-        deadline = time.monotonic() + seconds
-        while (some := any(process.alive() for process in processes)) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        if not some:
-            break
-    return killed

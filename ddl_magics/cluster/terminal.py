@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ddl_magics.cluster.cluster import STOP_S, end, terminate
+from ddl_magics.cluster.cluster import STOP_S
 from ddl_magics.cluster.ipp import RankClient
+from ddl_magics.cluster.processes import end, terminate
 
 if TYPE_CHECKING:
     from ddl_magics.cluster.folder import ClusterFolder

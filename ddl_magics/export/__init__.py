@@ -56,7 +56,9 @@ def export(notebook: of_cells.Notebook, file: str, chosen: Sequence[int] | None,
     path.write_text(text, encoding="utf-8")
     told = [f"{file}: {', '.join(f'In[{part.cell.number}]' for part in parts)}"]
     if notebook.failed:
-        told.append(f"left out, since they did not end well: {', '.join(f'In[{n}]' for n in notebook.failed)}")
+        told.append(
+            f"left out, since they did not end well: {', '.join(f'In[{cell.number}]' for cell in notebook.failed)}"
+        )
     told += [f"not in the script: {problem}" if problem.last else str(problem) for problem in problems]
     told.append(f"ddl-magics run {file} -n 2")
     return "\n".join(told)
@@ -75,14 +77,18 @@ def compose(
     parts = [everything[place] for place in places]
     plan = options.plan(parts)
     problems = [problem for part in parts for problem in part.problems] + plan.problems + unmade
-    problems += _undefined(everything, places, {(problem.number, problem.line) for problem in unmade})
+    failed = [reading.read(cell) for cell in notebook.failed]
+    problems += _undefined(everything, places, failed, {(problem.number, problem.line) for problem in unmade})
     order = {code[place].number: index for index, place in enumerate(places)}
     problems = sorted(set(problems), key=lambda problem: (order.get(problem.number, -1), problem.line))
     shown = of_cells.with_text(notebook.cells, [part.cell for part in parts], all_text=chosen is None)
-    return script.write(shown, parts, plan, problems, notebook.name, file), problems, parts
+    others = [*(part for part in everything if part not in parts), *failed]
+    return script.write(shown, parts, others, plan, problems, (notebook.name, file)), problems, parts
 
 
-def _undefined(everything: Sequence[Part], places: Sequence[int], known: set[tuple[int, int]]) -> list[Problem]:
+def _undefined(
+    everything: Sequence[Part], places: Sequence[int], failed: Sequence[Part], known: set[tuple[int, int]]
+) -> list[Problem]:
     """Names that the cells read and none of them makes."""
     problems: list[Problem] = []
     at_first = {"ddl", *script.CONTEXT}
@@ -98,7 +104,15 @@ def _undefined(everything: Sequence[Part], places: Sequence[int], known: set[tup
         for name, line in missing.items():
             if part.cell.kind == "plain" or name in reading.OF_IPYTHON or (part.cell.number, line) in known:
                 continue
-            maker = next((one.cell.number for one in everything if name in one.names.sets), None)
-            why = f"nothing in the script makes {name!r}" + (f", In[{maker}] does" if maker else "")
+            why = f"nothing in the script makes {name!r}{_maker(name, part, everything, failed)}"
             problems.append(reading.Problem(part.cell.number, line, part.lines[line - 1].strip(), why))
     return problems
+
+
+def _maker(name: str, reader: Part, everything: Sequence[Part], failed: Sequence[Part]) -> str:
+    """Say which other cell would make a name."""
+    for parts, words in ((everything, "In[{}] does"), (failed, "In[{}] did not end well")):
+        found = next((part.cell.number for part in parts if part is not reader and name in part.names.sets), None)
+        if found is not None:
+            return f"; {words.format(found)}"
+    return ""

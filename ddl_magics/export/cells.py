@@ -57,10 +57,10 @@ def code_cell(source: str, number: int, default: str, identifier: str = "") -> C
 
 @dataclass(frozen=True)
 class Notebook:
-    """Cells in order, and the numbers of those left out because they failed."""
+    """Cells in order, and those left out because they failed."""
 
     cells: tuple[Cell, ...]
-    failed: tuple[int, ...] = ()
+    failed: tuple[Cell, ...] = ()
     name: str = ""
     """Of its file."""
 
@@ -80,7 +80,7 @@ def read(path: Path) -> Notebook:
         cell = code_cell(source, raw.get("execution_count") or placed, default, raw.get("id", ""))
         default = _default_after(cell, default)
         if _failed(raw):
-            failed.append(cell.number)
+            failed.append(cell)
         elif source.strip():
             cells.append(cell)
     return Notebook(tuple(cells), tuple(failed), path.name)

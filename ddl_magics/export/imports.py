@@ -1,7 +1,8 @@
 """Imports of all cells, drawn to the script's top: each once, in the order that isort and ruff give them.
 
 An import stays where it is when moving it could change what it does: under a condition, beside another statement on
-its line, after `os.environ` or `sys.path` was touched, and where its name is bound to something else as well.
+its line, after `os.environ` or `sys.path` was touched, and where its name is bound to something else as well. One that
+only cells outside of the script read is left out.
 """
 
 from __future__ import annotations
@@ -21,9 +22,21 @@ if TYPE_CHECKING:
 
 STAYS = "# noqa: E402"
 """What a linter is told of an import that stays below other code."""
-SETTLES = {"os.environ", "os.putenv", "sys.path", "site.addsitedir"}
-"""By which a cell prepares how modules are found or behave."""
+UNREAD = "noqa: F401"
+"""What it is told of an import that no cell reads: it may be there for what it does."""
+SETTLED = {"os.environ", "sys.path"}
+"""What decides how modules are found and behave."""
+SETTLES = {"os.putenv", "os.unsetenv", "site.addsitedir"}
+READS = {"get", "copy", "items", "keys", "values", "index", "count"}
 WIDTH = 88
+
+
+@dataclass(frozen=True)
+class Use:
+    """Names that the cells of the script read, and those that other cells of the notebook do."""
+
+    here: set[str]
+    elsewhere: set[str]
 
 
 @dataclass
@@ -35,16 +48,20 @@ class Imports:
     names: dict[tuple[str, str, str], list[str]] = field(default_factory=dict)
     """(module, name, name it gets) of `from module import name` -> comments."""
 
-    def add(self, node: ast.Import | ast.ImportFrom, comment: str = "") -> None:
-        """Take in one statement."""
+    def add(self, node: ast.Import | ast.ImportFrom, comments: Sequence[str] = (), use: Use | None = None) -> None:
+        """Take in one statement, as far as it is read."""
         for alias in node.names:
+            name = alias.asname or alias.name.partition(".")[0]
+            future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
+            unread = use is not None and name not in use.here and not future
+            if use is not None and unread and name in use.elsewhere:
+                continue
             if isinstance(node, ast.Import):
-                comments = self.modules.setdefault((alias.name, alias.asname or alias.name), [])
+                known = self.modules.setdefault((alias.name, alias.asname or alias.name), [])
             else:
                 module = "." * node.level + (node.module or "")
-                comments = self.names.setdefault((module, alias.name, alias.asname or alias.name), [])
-            if comment and comment not in comments:
-                comments.append(comment)
+                known = self.names.setdefault((module, alias.name, alias.asname or alias.name), [])
+            known += [text for text in [*comments, *([UNREAD] if unread else [])] if text not in known]
 
     def text(self) -> str:
         """All of them, in sections: `__future__`, Python's own, everybody else's."""
@@ -91,8 +108,15 @@ def _order(name: str) -> tuple[int, str, str]:
     return kind, name.lower(), name
 
 
-def draw(parts: Sequence[Part]) -> tuple[Imports, dict[int, set[int]], dict[int, set[int]]]:
+def draw(parts: Sequence[Part], others: Sequence[Part]) -> tuple[Imports, dict[int, set[int]], dict[int, set[int]]]:
     """Take the imports of all cells that can move.
+
+    Parameters
+    ----------
+    parts
+        The cells of the script.
+    others
+        The other code cells of the notebook.
 
     Returns
     -------
@@ -102,6 +126,7 @@ def draw(parts: Sequence[Part]) -> tuple[Imports, dict[int, set[int]], dict[int,
     gone: dict[int, set[int]] = {}
     stays: dict[int, set[int]] = {}
     meanings = _meanings(parts)
+    use = Use(_read(parts), _read(others))
     settled = False
     for place, part in enumerate(parts):
         comments = _comments(part.lines)
@@ -113,11 +138,15 @@ def draw(parts: Sequence[Part]) -> tuple[Imports, dict[int, set[int]], dict[int,
             lines = lines_of(node)
             future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
             if future or (not settled and _alone(node, part) and _means_one(node, meanings)):
-                imports.add(node, "; ".join(comments[line] for line in sorted(lines & set(comments))))
+                imports.add(node, [comments[line] for line in sorted(lines & set(comments))], use)
                 gone[place] |= lines
             else:
                 stays[place].add(node.lineno)
     return imports, gone, stays
+
+
+def _read(parts: Sequence[Part]) -> set[str]:
+    return {node.id for part in parts for node in ast.walk(part.tree) if isinstance(node, ast.Name)}
 
 
 def _meanings(parts: Sequence[Part]) -> Counter[str]:
@@ -173,8 +202,17 @@ def _alone(node: ast.stmt, part: Part) -> bool:
 
 
 def _settles(node: ast.AST) -> bool:
-    """Whether a statement touches `os.environ`, `sys.path` or the like."""
-    return any(isinstance(one, ast.Attribute) and ast.unparse(one) in SETTLES for one in ast.walk(node))
+    """Whether a statement changes `os.environ`, `sys.path` or the like; reading them changes nothing."""
+    for one in ast.walk(node):
+        if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute):
+            of, name = ast.unparse(one.func.value), one.func.attr
+            if (of in SETTLED and name not in READS) or f"{of}.{name}" in SETTLES:
+                return True
+        stored = isinstance(getattr(one, "ctx", None), ast.Store | ast.Del)
+        whole = one.value if isinstance(one, ast.Subscript) else one
+        if stored and isinstance(whole, ast.Attribute) and ast.unparse(whole) in SETTLED:
+            return True
+    return False
 
 
 def _comments(lines: Iterable[str]) -> dict[int, str]:

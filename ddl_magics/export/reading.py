@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 NOTEBOOK_ONLY = {"IPython", "ipywidgets", "ipykernel", "ipyparallel"}
 """Packages that show or send things in a notebook."""
-OF_IPYTHON = {"display", "In", "Out", "_", "__", "___", "get_ipython"}
+OF_IPYTHON = {"display", "In", "Out", "_", "__", "___"}
 """Names that only IPython puts there."""
 WAITS = "await outside a function is IPython's"
 
@@ -149,9 +149,9 @@ def _why(node: ast.AST, names: Names) -> str | None:
         found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
         heads = sorted({name.partition(".")[0] for name in found} & NOTEBOOK_ONLY)
         return f"{heads[0]} needs a notebook" if heads else None
-    if isinstance(node, ast.Name) and node.id in OF_IPYTHON and node.id not in names.sets:
-        if node.id == "get_ipython":
-            return "a magic, the shell or IPython's help"
+    if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "get_ipython()":
+        return "the shell" if node.attr in ("system", "getoutput") else "a magic"
+    if isinstance(node, ast.Name) and node.id in OF_IPYTHON and node.id in names.all_needs:
         return "rich display needs a notebook: print it" if node.id == "display" else "only IPython knows this name"
     if isinstance(node, ast.Attribute) and node.attr == "chat" and ast.unparse(node.value) == "ddl":
         return "a chat needs a notebook"

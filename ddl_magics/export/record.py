@@ -61,7 +61,7 @@ class Record:
     def notebook(self, file: Path | None = None) -> Notebook:
         """Cells that ended well, each where it first ran and as it last ended well; or in the order of the file."""
         places: dict[str, Cell] = {}
-        failed: dict[str, int] = {}
+        failed: dict[str, Cell] = {}
         for ran in self._ran:
             cell = code_cell(ran.source, ran.number, "", ran.id)
             default = self._strategy_of(ran.number) if cell.kind == "ranks" else ""
@@ -70,7 +70,7 @@ class Record:
                 places[key] = code_cell(ran.source, ran.number, default, ran.id)
                 failed.pop(key, None)
             elif key not in places and cell.kind == "ranks":
-                failed[key] = ran.number
+                failed[key] = cell
         cells = tuple(places.values())
         path = file or self._file()
         if path is None:

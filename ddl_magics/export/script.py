@@ -20,6 +20,9 @@ CONTEXT = ("rank", "world_size", "local_rank", "device")
 WIDTH = 98
 """Of a line of text, from its first word on."""
 
+HTML = re.compile(r"</?[a-z][a-z0-9]*(?:\s[^>]*)?>")
+"""Tags in text, `<details>` for one."""
+
 OWN_IMPORTS = "import argparse\nimport os\nimport ddl_magics"
 BEGIN = """
 parser = argparse.ArgumentParser(description=__doc__)
@@ -28,8 +31,14 @@ ddl = ddl_magics.init(parser.parse_args().strategy{options})
 """
 
 
-def write(cells: Sequence[Cell], parts: Sequence[Part], plan: options.Plan, problems: Sequence[Problem], name: str,
-          file: str) -> str:  # fmt: skip
+def write(
+    cells: Sequence[Cell],
+    parts: Sequence[Part],
+    others: Sequence[Part],
+    plan: options.Plan,
+    problems: Sequence[Problem],
+    names: tuple[str, str],
+) -> str:
     """Give the whole text.
 
     Parameters
@@ -38,14 +47,16 @@ def write(cells: Sequence[Cell], parts: Sequence[Part], plan: options.Plan, prob
         What the script has, with text, in order.
     parts
         The code cells among them, in the same order.
+    others
+        Code cells of the notebook that are not in the script.
     plan
         Their options.
     problems
         Lines that are written as comments.
-    name, file
-        Of the notebook, empty where nobody knows, and of the script.
+    names
+        Of the notebook's file, empty where nobody knows, and of the script.
     """
-    drawn, gone, stays = imports.draw(parts)
+    drawn, gone, stays = imports.draw(parts, others)
     for node in ast.parse(OWN_IMPORTS).body:
         drawn.add(node)  # type: ignore[arg-type]
     nothing = body.give_nothing(parts)
@@ -61,7 +72,7 @@ def write(cells: Sequence[Cell], parts: Sequence[Part], plan: options.Plan, prob
             if problem.number == part.cell.number and problem.last:
                 text.comment_out(problem)
         bodies.append(text.text())
-    blocks = [_docstring(name, file), drawn.text(), _begin(parts, plan)]
+    blocks = [_docstring(*names), drawn.text(), _begin(parts, plan)]
     blocks += _blocks(cells, parts, plan, bodies)
     return "\n\n".join(block.strip("\n") for block in blocks[:2]) + "\n\n" + "\n\n\n".join(
         block.strip("\n") for block in blocks[2:]) + "\n"  # fmt: skip
@@ -121,7 +132,8 @@ def as_comment(markdown: str) -> str:
             lines.extend(paragraph)
         paragraph.clear()
 
-    for line in markdown.strip().split("\n"):
+    for written in markdown.strip().split("\n"):
+        line = written if fenced else HTML.sub("", written)
         heading = None if fenced else re.match(r"(#{1,6})\s+(.*)", line)
         fence = line.lstrip().startswith("```")
         fenced ^= fence

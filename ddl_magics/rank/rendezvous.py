@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, cast
 import psutil
 
 from ddl_magics.errors import StartError
+from ddl_magics.protocol import JOB
 from ddl_magics.rank.group import join_store, serve
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def _job_key(world: World, one_host: bool) -> str:
     elif environ.get("SLURM_JOB_ID") and environ.get("SLURM_STEP_ID"):
         parts = [environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"]]
     elif one_host:
-        parts = _launcher_process()
+        parts = [environ[JOB]] if environ.get(JOB) else _launcher_process()
     else:
         raise StartError(
             "Ranks on several hosts, and nothing in the environment that names their job",

@@ -1,0 +1,123 @@
+"""The processes of one `ddl-magics run`: started, waited for, and ended together, none of them left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from ddl_magics.cluster.processes import end, family
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from types import FrameType
+
+    from ddl_magics.lease import Process
+
+PATIENCE_S = 5.0
+"""Seconds that ranks have to end by themselves once they were asked to, as by Ctrl-C."""
+LOOK_S = 1.0
+"""Period of noting which processes there are: those of a launcher that was killed have no parent any more."""
+
+
+class Job:
+    """One command that starts all ranks, or one a rank.
+
+    Each is a process group of its own, so that the terminal's Ctrl-C comes to this process alone, which hands it on.
+    """
+
+    def __init__(self, commands: Sequence[Sequence[str]], environments: Sequence[Mapping[str, str]]) -> None:
+        self._commands = commands
+        self._environments = environments
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._family: set[Process] = set()
+        self._asked = 0
+        """The signal by which this process was asked to end."""
+
+    def run(self) -> int:
+        """Start, wait and end all; returns the exit status of the first that failed, as a shell says it, or 0."""
+        with self._signals_noted():
+            try:
+                for command, environment in zip(self._commands, self._environments, strict=True):
+                    self._running.append(
+                        subprocess.Popen(command, env=dict(environment), stdin=subprocess.DEVNULL, process_group=0)
+                    )
+                return self._wait()
+            finally:
+                self._end()
+
+    def _wait(self) -> int:
+        looked = 0.0
+        while not self._asked:
+            codes = [process.poll() for process in self._running]
+            failed = next((index for index, code in enumerate(codes) if code), None)
+            if failed is not None:
+                return self._failed(failed, codes[failed] or 0)
+            if None not in codes:
+                return 0
+            if time.monotonic() - looked > LOOK_S:
+                self._look()
+                looked = time.monotonic()
+            time.sleep(0.02)
+        self._hand_on()
+        return 128 + self._asked
+
+    def _failed(self, index: int, code: int) -> int:
+        """Say which rank ended all; launchers say it themselves."""
+        if len(self._running) > 1:
+            how = f"by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"with exit status {code}"
+            print(f"ddl-magics: rank {index} ended {how}; the others are ended too", file=sys.stderr)  # noqa: T201 - a terminal's
+        return 128 - code if code < 0 else code
+
+    def _look(self) -> None:
+        for process in self._running:
+            self._family |= family(process.pid)
+
+    def _hand_on(self) -> None:
+        """Interrupt the ranks as Ctrl-C does, and give them time; a second Ctrl-C takes it away."""
+        first = self._asked
+        self._asked = 0
+        self._look()
+        number = signal.SIGINT if first == signal.SIGINT else signal.SIGTERM
+        twice = "srun" in self._commands[0][0]  # the first only makes it say where its tasks are
+        for _ in range(1 + twice):
+            for process in self._running:
+                if process.poll() is None:
+                    process.send_signal(number)
+            time.sleep(0.2 * twice)
+        deadline = time.monotonic() + PATIENCE_S
+        while any(process.poll() is None for process in self._running) and not self._asked:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+        self._asked = first
+
+    def _end(self) -> None:
+        """See every process gone: those that are left get SIGTERM, then SIGKILL."""
+        self._look()
+        for process in self._running:
+            if process.poll() is None:
+                process.terminate()
+        for one in self._family:
+            if one.alive():
+                with suppress(ProcessLookupError):
+                    os.kill(one.pid, signal.SIGTERM)
+        end(self._family, 2.0)
+        for process in self._running:
+            process.wait()
+
+    @contextmanager
+    def _signals_noted(self) -> Iterator[None]:
+        def note(number: int, _: FrameType | None) -> None:
+            self._asked = number
+
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
