@@ -11,11 +11,9 @@ import sys
 import time
 from pathlib import Path
 
-from ddl_magics import export
 from ddl_magics.cluster import run, terminal
 from ddl_magics.cluster.folder import ClusterFolder, clusters
 from ddl_magics.errors import DDLError, NoClusterError, UsageError
-from ddl_magics.export.cells import read
 from ddl_magics.parsing import PRECISIONS, cells
 from ddl_magics.protocol import PROGRAM_VARIABLES
 from ddl_magics.telemetry.spool import Spool
@@ -61,7 +59,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _look_after(args: argparse.Namespace) -> None:
     if args.verb == "export":
-        print(export.export(read(Path(args.notebook)), args.file, args.cells, force=args.force))
+        from ddl_magics.export.cells import read
+        from ddl_magics.export.writing import export
+
+        print(export(read(Path(args.notebook)), args.file, args.cells, force=args.force))
     elif args.verb == "status":
         _status(args.cluster)
     elif args.verb == "where":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 
-from ddl_magics import export, parsing
+from ddl_magics import parsing
 from ddl_magics.cluster.options import ClusterOptions
 from ddl_magics.completion import CellCompletion
 from ddl_magics.errors import UsageError, nearest
@@ -124,7 +124,9 @@ class DDLMagics(Magics):
         self.session.show_run(run)
 
     def _export(self, file: str, cells: tuple[int, ...] | None, notebook: str | None, force: bool) -> None:
-        told = export.export(self.record.notebook(Path(notebook) if notebook else None), file, cells, force=force)
+        from ddl_magics.export.writing import export
+
+        told = export(self.record.notebook(Path(notebook) if notebook else None), file, cells, force=force)
         current_screen(self._shell).write("stdout", told + "\n")
 
     def _help(self, verb: str | None) -> None:

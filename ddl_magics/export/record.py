@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddl_magics.export.cells import Cell, Notebook, code_cell, in_order_of, read
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from IPython.core.interactiveshell import InteractiveShell
+
+    from ddl_magics.export.cells import Cell, Notebook
 
 
 @dataclass
@@ -60,6 +60,8 @@ class Record:
 
     def notebook(self, file: Path | None = None) -> Notebook:
         """Cells that ended well, each where it first ran and as it last ended well; or in the order of the file."""
+        from ddl_magics.export.cells import Notebook, code_cell, in_order_of, read  # not when the magics are loaded
+
         places: dict[str, Cell] = {}
         failed: dict[str, Cell] = {}
         for ran in self._ran:
