@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt .ci/setup
 	@.ci/setup $(VENV)
 	@touch $(STAMP)
 
-demo: $(STAMP)          ## train a small language model on 2 ranks under six strategies, and compare them
+demo: $(STAMP)          ## train a small language model on 2 ranks under seven strategies, and compare them
 	@python examples/run_demo.py
 
 lab: $(STAMP)           ## open the quickstart in JupyterLab
