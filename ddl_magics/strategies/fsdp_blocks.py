@@ -1,9 +1,11 @@
 """Which parts of a model FSDP gathers one at a time: the repeated blocks; all the rest is gathered with the root.
 
 Models of transformers name the classes of their blocks (`_no_split_modules`). In others a block is a member of a
-`ModuleList` or `Sequential` whose members with parameters are several, all of one class; the outermost such members
-count. A block that shares a parameter with another part (tied weights) stays with the root, since a parameter belongs
-to one group only. Limits: a block must be called as a module; code that reads its parameters from outside finds shards.
+`ModuleList` or `Sequential` whose members with parameters are several, all of one class and made of modules (a single
+layer is too little to gather by itself, and may return a view, which torch's hooks do not bear); the outermost such
+members count. A block that shares a parameter with another part (tied weights) stays with the root, since a parameter
+belongs to one group only. Limits: a block must be called as a module; code that reads its parameters from outside
+finds shards.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ def _of_classes(module: nn.Module, names: frozenset[str]) -> Iterator[nn.Module]
 
 def _repeated(module: nn.Module) -> Iterator[nn.Module]:
     members = [child for child in module.children() if _has_parameters(child)]
-    is_row = isinstance(module, nn.ModuleList | nn.Sequential)
-    if is_row and len(members) > 1 and len({type(member) for member in members}) == 1:
+    alike = len(members) > 1 and len({type(member) for member in members}) == 1
+    if isinstance(module, nn.ModuleList | nn.Sequential) and alike and next(members[0].children(), None) is not None:
         yield from members
         return
     for child in members:

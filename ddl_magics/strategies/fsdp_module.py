@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 
 from ddl_magics.strategies import fsdp_optimizer, fsdp_shards, fsdp_whole
-from ddl_magics.strategies.base import Prepared, Training
 from ddl_magics.strategies.common import (
     autocast,
     broadcast_from_rank_zero,
@@ -20,14 +19,16 @@ from ddl_magics.strategies.common import (
     required_optimizer,
     state_tensors,
 )
+from ddl_magics.strategies.kept import KeptByParameter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ddl_magics.strategies.base import Training, Whole
     from ddl_magics.strategies.fsdp import FSDP
 
 
-class FSDPPrepared(Prepared):
+class FSDPPrepared(KeptByParameter):
     """The user's optimizer holds this rank's rows. Ranks call forward, backward and step together."""
 
     strategy: FSDP
@@ -105,6 +106,16 @@ class FSDPPrepared(Prepared):
 
     def load_full_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         fsdp_shards.load_full_state(self.module, state)
+
+    def join(self, tensor: torch.Tensor, value: torch.Tensor, to: int) -> torch.Tensor | None:
+        if fsdp_shards.is_sharded(value):
+            return fsdp_shards.join(value, to, self.strategy.world.device)
+        return super().join(tensor, value, to)
+
+    def cut(self, tensor: torch.Tensor, whole: Whole) -> torch.Tensor:
+        if fsdp_shards.is_sharded(tensor):
+            return fsdp_shards.cut(whole, self.strategy.mesh, fsdp_shards.local(tensor).device)
+        return super().cut(tensor, whole)
 
     def sync_generate(self) -> bool:
         return True

@@ -13,7 +13,7 @@ from ddl_magics.strategies import fsdp_shards
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-BY_MATRIX = frozenset({"Adafactor", "LARS", "LBFGS", "Lamb", "Muon", "SOAP", "Shampoo", "SparseAdam"})
+BY_MATRIX = frozenset({"Adafactor", "LARS", "LBFGS", "Lamb", "SOAP", "Shampoo", "SparseAdam"})
 """Optimizers, of torch and known others, that do not work element by element."""
 
 

@@ -9,7 +9,8 @@ precision or device without being whole anywhere.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,7 @@ from torch.distributed.tensor import DTensor, Shard
 from ddl_magics.errors import UsageOnRankError
 from ddl_magics.strategies.common import broadcast_from_rank_zero, match_names
 from ddl_magics.strategies.fsdp_blocks import blocks
+from ddl_magics.strategies.pieces import Piece, collect, takes_cpu_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +54,7 @@ def mesh_of_all_ranks(device: str) -> DeviceMesh:
     return DeviceMesh.from_group(world, torch.device(device).type)
 
 
-def is_sharded(tensor: torch.Tensor | None) -> bool:
+def is_sharded(tensor: torch.Tensor) -> TypeGuard[DTensor]:
     """Whether this is the rows of a rank."""
     return isinstance(tensor, DTensor)
 
@@ -88,25 +90,30 @@ def wrap(rows: torch.Tensor, mesh: DeviceMesh, shape: torch.Size) -> DTensor:
 
 
 @torch.no_grad()
-def gather(tensor: torch.Tensor, to: int | None = None) -> torch.Tensor | None:
-    """Whole tensor on the CPU of every rank, or of rank `to` alone; a collective. It never shares storage."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    mine = to is None or to == rank
+def gather(tensor: torch.Tensor) -> torch.Tensor:
+    """Whole tensor on the CPU of every rank, in storage of its own; a collective for what is sharded."""
     if not isinstance(tensor, DTensor):
-        return tensor.detach().to("cpu", copy=True) if mine else None
+        return tensor.detach().to("cpu", copy=True)
     rows, length = tensor.to_local().detach(), tensor.shape[0]
-    each = math.ceil(length / size)
-    padded = rows
-    if rows.shape[0] < each:
-        padded = rows.new_zeros((each, *tensor.shape[1:]))
-        padded[: rows.shape[0]] = rows
-    whole = rows.new_empty((each * size, *tensor.shape[1:])) if mine else None
-    parts = list(whole.chunk(size)) if whole is not None else None
-    if parts is not None and to is None:
-        dist.all_gather(parts, padded.contiguous())
-    else:
-        dist.gather(padded.contiguous(), parts, dst=to)
-    return None if whole is None else whole[:length].to("cpu")
+    if not takes_cpu_tensors():
+        rows = rows.to(tensor.device_mesh.device_type)
+    each, size = math.ceil(length / dist.get_world_size()), dist.get_world_size()
+    padded = rows.new_zeros((each, *tensor.shape[1:]))
+    padded[: rows.shape[0]] = rows
+    whole = rows.new_empty((each * size, *tensor.shape[1:]))
+    dist.all_gather(list(whole.chunk(size)), padded)
+    return whole[:length].to("cpu")
+
+
+@torch.no_grad()
+def join(tensor: DTensor, to: int, device: str) -> torch.Tensor | None:
+    """Whole tensor on the CPU of rank `to`, None on the others; see `pieces.collect`."""
+    size, width = dist.get_world_size(), tensor.shape[1:].numel()
+    held = [(rank, rows_of(tensor.shape[0], rank, size)) for rank in range(size)]
+    pieces = [Piece(rank, rows.start * width, rows.stop * width) for rank, rows in held if rows.start < rows.stop]
+    rows = tensor.to_local().reshape(-1)
+    whole = collect(pieces, rows, numel=tensor.numel(), rank=dist.get_rank(), to=to, device=device)
+    return None if whole is None else whole.view(tensor.shape)
 
 
 # All parameters of a module
@@ -171,7 +178,11 @@ def shard(module: nn.Module, mesh: DeviceMesh, *, offload: bool, low_precision: 
             empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
             stand_ins[parameter] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
         home.put(stand_ins[parameter])
-    for part in (*blocks(module), module):
+    parts = [*blocks(module), module]
+    if len(parts) > 1:
+        # In-place work on logits drops the root's own hook; those of the blocks do all that is needed then.
+        warnings.filterwarnings("ignore", rf"FSDP2-wrapped module \({type(module).__name__}\) returned a view")
+    for part in parts:
         kind = type(part)
         fully_shard(part, mesh=mesh, mp_policy=policy, offload_policy=host)
         type(part).__name__, type(part).__qualname__ = kind.__name__, kind.__qualname__  # as the user knows it
@@ -248,9 +259,7 @@ def full_state(module: nn.Module) -> dict[str, torch.Tensor]:
     state = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
         if id(tensor) not in copies:
-            whole = gather(tensor)
-            assert whole is not None
-            copies[id(tensor)] = whole
+            copies[id(tensor)] = gather(tensor)
         state[name] = copies[id(tensor)]
     return state
 
