@@ -2,39 +2,45 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ddl_magics.cluster.processes import end, family
+import psutil
+
+from ddl_magics.cluster.processes import end, family, terminate
+from ddl_magics.lease import Process
+from ddl_magics.protocol import JOB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from types import FrameType
 
-    from ddl_magics.lease import Process
-
 PATIENCE_S = 5.0
 """Seconds that ranks have to end by themselves once they were asked to, as by Ctrl-C."""
-LOOK_S = 1.0
-"""Period of noting which processes there are: those of a launcher that was killed have no parent any more."""
 
 
 class Job:
     """One command that starts all ranks, or one a rank.
 
     Each is a process group of its own, so that the terminal's Ctrl-C comes to this process alone, which hands it on.
+
+    Parameters
+    ----------
+    commands, environments
+        Of each process to start.
+    job
+        Value of `protocol.JOB` in all of these environments: ranks of a launcher that was killed are known by it.
     """
 
-    def __init__(self, commands: Sequence[Sequence[str]], environments: Sequence[Mapping[str, str]]) -> None:
+    def __init__(self, commands: Sequence[Sequence[str]], environments: Sequence[Mapping[str, str]], job: str) -> None:
         self._commands = commands
         self._environments = environments
+        self._job = job
         self._running: list[subprocess.Popen[bytes]] = []
-        self._family: set[Process] = set()
         self._asked = 0
         """The signal by which this process was asked to end."""
 
@@ -51,7 +57,6 @@ class Job:
                 self._end()
 
     def _wait(self) -> int:
-        looked = 0.0
         while not self._asked:
             codes = [process.poll() for process in self._running]
             failed = next((index for index, code in enumerate(codes) if code), None)
@@ -59,9 +64,6 @@ class Job:
                 return self._failed(failed, codes[failed] or 0)
             if None not in codes:
                 return 0
-            if time.monotonic() - looked > LOOK_S:
-                self._look()
-                looked = time.monotonic()
             time.sleep(0.02)
         self._hand_on()
         return 128 + self._asked
@@ -73,15 +75,20 @@ class Job:
             print(f"ddl-magics: rank {index} ended {how}; the others are ended too", file=sys.stderr)  # noqa: T201 - a terminal's
         return 128 - code if code < 0 else code
 
-    def _look(self) -> None:
+    def _family(self) -> set[Process]:
+        """Every process of this job on this machine."""
+        found: set[Process] = set()
         for process in self._running:
-            self._family |= family(process.pid)
+            found |= family(process.pid)
+        for one in psutil.process_iter(["pid", "create_time", "environ"]):
+            if (one.info["environ"] or {}).get(JOB) == self._job:
+                found.add(Process(one.info["pid"], one.info["create_time"]))
+        return found
 
     def _hand_on(self) -> None:
         """Interrupt the ranks as Ctrl-C does, and give them time; a second Ctrl-C takes it away."""
         first = self._asked
         self._asked = 0
-        self._look()
         number = signal.SIGINT if first == signal.SIGINT else signal.SIGTERM
         twice = "srun" in self._commands[0][0]  # the first only makes it say where its tasks are
         for _ in range(1 + twice):
@@ -98,15 +105,13 @@ class Job:
 
     def _end(self) -> None:
         """See every process gone: those that are left get SIGTERM, then SIGKILL."""
-        self._look()
         for process in self._running:
             if process.poll() is None:
                 process.terminate()
-        for one in self._family:
-            if one.alive():
-                with suppress(ProcessLookupError):
-                    os.kill(one.pid, signal.SIGTERM)
-        end(self._family, 2.0)
+        left = self._family()
+        for one in left:
+            terminate(one)
+        end(left, 2.0)
         for process in self._running:
             process.wait()
 

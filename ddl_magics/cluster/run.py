@@ -56,6 +56,11 @@ class Launch:
     commands: tuple[tuple[str, ...], ...]
     environments: tuple[Mapping[str, str], ...]
 
+    @property
+    def job(self) -> str:
+        """By which every process of it, and of no other, is known."""
+        return self.environments[0][JOB]
+
 
 def run(wanted: Wanted) -> int:
     """Run a script to its end; returns its exit status.
@@ -67,7 +72,7 @@ def run(wanted: Wanted) -> int:
     """
     launch = plan(wanted)
     print(f"ddl-magics: {launch.by}: {shlex.join(launch.commands[0])}", file=sys.stderr, flush=True)  # noqa: T201 - a terminal's
-    return Job(launch.commands, launch.environments).run()
+    return Job(launch.commands, launch.environments, launch.job).run()
 
 
 def plan(wanted: Wanted, environ: Mapping[str, str] = os.environ) -> Launch:
@@ -87,7 +92,7 @@ def plan(wanted: Wanted, environ: Mapping[str, str] = os.environ) -> Launch:
     strategy = wanted.program.get("strategy")
     if strategy:
         specs.check(specs.parse(strategy), n, per_node)
-    ours = {"PYTHONUNBUFFERED": "1"} | options.environment(per_node) | _told(wanted.program)
+    ours = {"PYTHONUNBUFFERED": "1", JOB: uuid.uuid4().hex} | options.environment(per_node) | _told(wanted.program)
     command = (sys.executable, wanted.script, *wanted.arguments)
     if launcher == "srun":
         return _by_srun(wanted, n, command, {**environ, **ours})
@@ -137,7 +142,7 @@ def _size(wanted: Wanted, launcher: str, environ: Mapping[str, str]) -> tuple[in
 def _told(program: Mapping[str, Any]) -> dict[str, str]:
     """Variables for what was said."""
     return {PROGRAM_VARIABLES[name]: str(int(value) if isinstance(value, bool) else value)
-            for name, value in program.items() if value not in (None, False)}  # fmt: skip
+            for name, value in program.items() if value is not None and value is not False}  # fmt: skip
 
 
 def _by_srun(wanted: Wanted, n: int, command: tuple[str, ...], environment: Mapping[str, str]) -> Launch:
@@ -150,8 +155,7 @@ def _by_srun(wanted: Wanted, n: int, command: tuple[str, ...], environment: Mapp
 
 def _by_hand(n: int, command: tuple[str, ...], environment: Mapping[str, str]) -> Launch:
     environments = []
-    job = uuid.uuid4().hex
     for rank in range(n):
         place = {"RANK": rank, "WORLD_SIZE": n, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": n, "GROUP_RANK": 0}
-        environments.append({**environment, JOB: job} | {name: str(value) for name, value in place.items()})
+        environments.append({**environment} | {name: str(value) for name, value in place.items()})
     return Launch(f"{n} ranks as plain processes", (command,) * n, tuple(environments))

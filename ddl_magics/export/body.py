@@ -29,6 +29,7 @@ class Body:
         self._part = part
         self._lines: list[bytes | None] = [line.encode() for line in part.lines]
         self._inserts: list[tuple[int, int, str]] = []
+        self._staying: set[int] = set()
         if part.cell.kind == "ranks":
             self._lines[0] = None
 
@@ -37,6 +38,8 @@ class Body:
         for number, column, words in sorted(self._inserts, reverse=True):
             before = self._lines[number - 1] or b""
             self._lines[number - 1] = before[:column] + words.encode() + before[column:]
+        for number in self._staying:
+            self._lines[number - 1] = (self._lines[number - 1] or b"") + f"  {STAYS}".encode()
         kept: list[str] = []
         taken = True
         for line in self._lines:
@@ -54,19 +57,18 @@ class Body:
 
     def stay(self, lines: set[int]) -> None:
         """Say to linters that these imports belong where they are."""
-        for node in self._part.tree.body:
-            if node.lineno in lines and (last := node.end_lineno or node.lineno):
-                self._inserts.append((last, len(self._part.lines[last - 1].encode()), f"  {STAYS}"))
+        self._staying = {max(lines_of(node)) for node in self._part.tree.body if node.lineno in lines}
 
     def comment_out(self, problem: Problem) -> None:
         """Keep lines that no script can have as comments; a block that has nothing else passes."""
+        first = (self._lines[problem.line - 1] or b"").decode()
+        indent = first[: len(first) - len(first.lstrip())]
         for line in range(problem.line, problem.last + 1):
-            text = (self._lines[line - 1] or b"").decode()
-            bare = text.lstrip()
-            indent = text[: len(text) - len(bare)]
+            bare = (self._lines[line - 1] or b"").decode().removeprefix(indent)
             begin = "pass  # " if indent and line == problem.line else "# "
             self._lines[line - 1] = f"{indent}{begin}{bare}".rstrip().encode()
         self._inserts = [insert for insert in self._inserts if not problem.line <= insert[0] <= problem.last]
+        self._staying -= set(range(problem.line, problem.last + 1))
 
     def print_last(self, nothing: set[str]) -> None:
         """Print on rank 0 what the notebook showed: the value of the last expression.

@@ -80,9 +80,13 @@ class Imports:
             members = sorted(
                 ((name, given) for of, name, given in self.names if of == module), key=lambda pair: _order(pair[0])
             )
-            comments = [text for name, given in members for text in self.names[module, name, given]]
-            words = [name if name == given else f"{name} as {given}" for name, given in members]
-            yield _from_line(module, words, _beside(list(dict.fromkeys(comments))))
+            comments = [text for name, given in members if name == given for text in self.names[module, name, given]]
+            words = [name for name, given in members if name == given]
+            if words:
+                yield _from_line(module, words, _beside(list(dict.fromkeys(comments))))
+            for name, given in members:
+                if name != given:
+                    yield f"from {module} import {name} as {given}" + _beside(self.names[module, name, given])
 
 
 def _from_line(module: str, words: Sequence[str], comment: str) -> str:
@@ -136,6 +140,8 @@ def draw(parts: Sequence[Part], others: Sequence[Part]) -> tuple[Imports, dict[i
                 settled = settled or _settles(node)
                 continue
             lines = lines_of(node)
+            if any(problem.line <= node.lineno <= problem.last for problem in part.problems):
+                continue
             future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
             if future or (not settled and _alone(node, part) and _means_one(node, meanings)):
                 imports.add(node, [comments[line] for line in sorted(lines & set(comments))], use)

@@ -7,11 +7,10 @@ not seen.
 
 from __future__ import annotations
 
-import ast
 from typing import TYPE_CHECKING
 
-from ddl_magics.export.magics import ddl_lines, of_ddl
-from ddl_magics.export.reading import Part, Problem
+from ddl_magics.export.magics import ddl_lines
+from ddl_magics.export.reading import FROM_RANKS, Part, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +62,7 @@ def _made_by(parts: Sequence[Part], wanted: list[tuple[str, int, int, int]]) -> 
                 continue
             found.add(place)
             wanted += [(need, place - 1, place, at) for need, at in parts[place].names.all_needs.items()
-                       if need != name or place != makers[-1]]  # fmt: skip
+                       if need not in _pulled(parts[place]) and (need != name or place != makers[-1])]  # fmt: skip
     return found, problems
 
 
@@ -85,17 +84,10 @@ def _makers(parts: Sequence[Part], name: str, upto: int) -> list[int]:
 
 
 def _from_ranks(part: Part, name: str) -> Problem | None:
-    """What a cell got from the ranks cannot be had in a script."""
-    if part.cell.kind == "ranks":
-        why = f"{name!r} comes from the ranks by -o, and a script has no notebook in between"
-        return Problem(part.cell.number, 1, part.lines[0], why)
-    for node in ast.walk(part.tree):
-        found = of_ddl(node)
-        if found is not None and found[0] == "pull" and name in found[1].split():
-            line = getattr(node, "lineno", 1)
-            why = f"{name!r} comes from the ranks, and a script has no notebook in between"
-            return Problem(part.cell.number, line, part.lines[line - 1].strip(), why)
-    return None
+    """What a cell of the ranks gave to the notebook cannot be had in a script; a `%ddl pull` says so by itself."""
+    if part.cell.kind != "ranks":
+        return None
+    return Problem(part.cell.number, 1, part.lines[0], f"{name!r} {FROM_RANKS}")
 
 
 def _pulled(part: Part) -> set[str]:

@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ddl_magics.export.magics import is_left_out, tree_of
+from ddl_magics.export.magics import is_left_out, of_ddl, tree_of
 from ddl_magics.export.names import Names, names_of
 from ddl_magics.foresight import CONTINUED
 
@@ -19,6 +19,7 @@ NOTEBOOK_ONLY = {"IPython", "ipywidgets", "ipykernel", "ipyparallel"}
 """Packages that show or send things in a notebook."""
 OF_IPYTHON = {"display", "In", "Out", "_", "__", "___"}
 """Names that only IPython puts there."""
+FROM_RANKS = "comes from the ranks, and a script has no notebook to go through"
 WAITS = "await outside a function is IPython's"
 
 
@@ -121,7 +122,10 @@ def _unfit(part: Part) -> Iterator[tuple[ast.stmt, str]]:
         waits = not inside and any(
             isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith) or getattr(node, "is_async", 0) for node in own
         )
-        why = WAITS if waits else next((why for node in own if (why := _why(node, part.names))), None)
+        from_outside = part.names.needs_later if inside else part.names.needs
+        why = WAITS if waits else next((why for node in own if (why := _why(node, set(from_outside)))), None)
+        pulls = (of_ddl(statement) or ("",))[0] == "pull"
+        why = f"it {FROM_RANKS}" if pulls else why
         if why:
             yield statement, why
 
@@ -144,14 +148,14 @@ def _own(statement: ast.stmt) -> Iterator[ast.AST]:
         waiting += [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.stmt)]
 
 
-def _why(node: ast.AST, names: Names) -> str | None:
+def _why(node: ast.AST, names: set[str]) -> str | None:
     if isinstance(node, ast.Import | ast.ImportFrom):
         found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
         heads = sorted({name.partition(".")[0] for name in found} & NOTEBOOK_ONLY)
         return f"{heads[0]} needs a notebook" if heads else None
     if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "get_ipython()":
         return "the shell" if node.attr in ("system", "getoutput") else "a magic"
-    if isinstance(node, ast.Name) and node.id in OF_IPYTHON and node.id in names.all_needs:
+    if isinstance(node, ast.Name) and node.id in OF_IPYTHON and node.id in names:
         return "rich display needs a notebook: print it" if node.id == "display" else "only IPython knows this name"
     if isinstance(node, ast.Attribute) and node.attr == "chat" and ast.unparse(node.value) == "ddl":
         return "a chat needs a notebook"

@@ -126,7 +126,7 @@ def as_comment(markdown: str) -> str:
         if any(len(line) > WIDTH for line in paragraph):
             hang = re.match(r"\s*(?:[-*+]\s+|\d+\.\s+)?", paragraph[0])
             indent = " " * len(hang[0]) if hang else ""
-            words = " ".join(line.strip() if index else line for index, line in enumerate(paragraph))
+            words = " ".join([paragraph[0].rstrip(), *(line.strip() for line in paragraph[1:])])
             lines.extend(textwrap.wrap(words, WIDTH, subsequent_indent=indent, break_long_words=False))
         else:
             lines.extend(paragraph)

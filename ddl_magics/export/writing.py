@@ -91,8 +91,8 @@ def _undefined(
     for place in places:
         part = everything[place]
         names = part.names
-        missing = {name: line for name, line in names.needs.items() if name not in at_first}
-        missing |= {name: line for name, line in names.needs_later.items() if name not in at_last}
+        missing = {name: line for name, line in names.needs_later.items() if name not in at_last}
+        missing |= {name: line for name, line in names.needs.items() if name not in at_first}
         at_first |= set(names.sets)
         for name, line in missing.items():
             if part.cell.kind == "plain" or name in reading.OF_IPYTHON or (part.cell.number, line) in known:
