@@ -92,7 +92,7 @@ def plan(wanted: Wanted, environ: Mapping[str, str] = os.environ) -> Launch:
     strategy = wanted.program.get("strategy")
     if strategy:
         specs.check(specs.parse(strategy), n, per_node)
-    ours = {"PYTHONUNBUFFERED": "1", JOB: uuid.uuid4().hex} | options.environment(per_node) | _told(wanted.program)
+    ours = {JOB: uuid.uuid4().hex} | options.environment(per_node) | _told(wanted.program)
     command = (sys.executable, wanted.script, *wanted.arguments)
     if launcher == "srun":
         return _by_srun(wanted, n, command, {**environ, **ours})

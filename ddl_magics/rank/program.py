@@ -7,6 +7,8 @@ status 0, since they have nothing to do. Sentences for the user go to rank 0's s
 from __future__ import annotations
 
 import atexit
+import io
+import os
 import sys
 import time
 from datetime import timedelta
@@ -16,7 +18,7 @@ import torch.distributed as dist
 
 from ddl_magics import lease
 from ddl_magics.errors import UsageOnRankError
-from ddl_magics.protocol import CellRequest, World
+from ddl_magics.protocol import JOB, CellRequest, World
 from ddl_magics.rank import world as place_among
 from ddl_magics.rank.asked import asked
 from ddl_magics.rank.context import Context
@@ -120,6 +122,9 @@ def init(
         The strategy cannot run on this world, or the ranks did not find one another.
     """
     lease.end_with_owner()
+    if JOB in os.environ and isinstance(sys.stdout, io.TextIOWrapper):
+        # Unbuffered, text and end of a line would be written by themselves, and mixed with those of other ranks.
+        sys.stdout.reconfigure(line_buffering=True)
     given = {
         "strategy": strategy,
         "precision": precision,
