@@ -237,6 +237,16 @@ def spread_masters(optimizer: Any) -> None:
         optimizer.update_lp_params()
 
 
+def settle(engine: Any) -> None:
+    """Stage 3: free what a forward has begun to gather ahead for a backward that has not come.
+
+    Such a parameter is neither a shard nor whole, and DeepSpeed refuses to gather it for anybody else.
+    """
+    owner = getattr(engine.optimizer, "parameter_offload", engine.optimizer)  # the latter without an optimizer
+    if hasattr(owner, "get_param_coordinator"):
+        owner.get_param_coordinator()._clean_inflight_param_registry()
+
+
 def destroy(engine: Any) -> None:
     """End an engine, also one that broke off in the middle, and take from the module what DeepSpeed leaves on it."""
     from deepspeed.runtime.zero import parameter_offload

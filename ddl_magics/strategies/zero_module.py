@@ -20,6 +20,7 @@ from ddl_magics.strategies.common import (
     required_optimizer,
     state_tensors,
 )
+from ddl_magics.strategies.kept import require_named
 from ddl_magics.strategies.zero_state import KeptInShards
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class ZeroPrepared(KeptInShards):
     ) -> None:
         require_free(module, sharded="zero:3" if strategy.stage == WEIGHTS else "")
         _refuse_optimizer(optimizer)
+        require_named(optimizer, module)  # DeepSpeed fails on a parameter without a name
         zero_library.forget_old_world()
         self.strategy = strategy
         self.module = module
@@ -100,7 +102,15 @@ class ZeroPrepared(KeptInShards):
             with autocast(self.strategy.world.device, self.training.precision):
                 return self.module(*args, **kwargs)
         with self._linear():
-            return self.engine(*args, **kwargs)  # under its own autocast, see zero_config
+            output = self.engine(*args, **kwargs)  # under its own autocast, see zero_config
+        if not torch.is_grad_enabled():
+            self._settle()
+        return output
+
+    def _settle(self) -> None:
+        """Be whole, or shards, and nothing in between."""
+        if self.engine is not None:
+            zero_library.settle(self.engine)
 
     def backward(self, loss: torch.Tensor, boundary: bool) -> None:
         required_optimizer(self)
@@ -121,9 +131,11 @@ class ZeroPrepared(KeptInShards):
         return norm
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
+        self._settle()
         return zero_shards.full_state(self.module)
 
     def load_full_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self._settle()
         zero_shards.load_full_state(self.module, state)
         if self.engine is not None and self.optimizer is not None:
             self.engine.optimizer.refresh_fp32_params()
@@ -136,6 +148,7 @@ class ZeroPrepared(KeptInShards):
         return self.strategy.stage == WEIGHTS
 
     def inference(self, *, whole: bool) -> AbstractContextManager[None]:
+        self._settle()
         return zero_whole.whole(self.module, self.engine) if whole else nullcontext()
 
     def measure(self) -> dict[str, int]:
