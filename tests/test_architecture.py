@@ -70,6 +70,7 @@ ARROWS = {
     "views": {"telemetry", "waits"},
     "rank": {"strategies", "lease"},
     "strategies": set(),
+    "instructions": set(),  # rows of tokens for fine-tuning: a user's cell imports it
     "protocol": set(),
     "errors": set(),
     "strategies.spec": set(),
@@ -79,7 +80,7 @@ ARROWS = {
 `session`, `cells`, `ladder`, `running` and `verdict` are one layer, the cluster as the notebook sees it.
 """
 
-NOTEBOOK_SIDE = set(ARROWS) - {"rank", "strategies"}
+NOTEBOOK_SIDE = set(ARROWS) - {"rank", "strategies", "instructions"}
 HEAVY = {"torch", "deepspeed", "axonn", "transformers", "accelerate"}
 
 PRIVATE = {
