@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import psutil
 
@@ -18,6 +20,9 @@ from ddl_magics.protocol import JOB
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from types import FrameType
+
+OF_SRUN = re.compile(rb"srun: error: .*task.*: Exited with exit code (\d+)")
+"""In which words srun tells how the first rank failed; its own status is the highest, also of those it ended then."""
 
 PATIENCE_S = 5.0
 """Seconds that ranks have to end by themselves once they were asked to, as by Ctrl-C."""
@@ -41,6 +46,9 @@ class Job:
         self._environments = environments
         self._job = job
         self._running: list[subprocess.Popen[bytes]] = []
+        self._by_srun = commands[0][0].endswith("srun")
+        self._told: list[int] = []
+        """Exit statuses of ranks, as the launcher told them."""
         self._asked = 0
         """The signal by which this process was asked to end."""
 
@@ -50,11 +58,30 @@ class Job:
             try:
                 for command, environment in zip(self._commands, self._environments, strict=True):
                     self._running.append(
-                        subprocess.Popen(command, env=dict(environment), stdin=subprocess.DEVNULL, process_group=0)
+                        subprocess.Popen(
+                            command,
+                            env=dict(environment),
+                            stdin=subprocess.DEVNULL,
+                            stderr=subprocess.PIPE if self._by_srun else None,
+                            process_group=0,
+                        )
                     )
-                return self._wait()
+                listener = threading.Thread(target=self._listen, args=(self._running[0].stderr,), daemon=True)
+                listener.start()
+                status = self._wait()
             finally:
                 self._end()
+            listener.join()
+            return self._told[0] if self._told and not self._asked else status
+
+    def _listen(self, stream: IO[bytes] | None) -> None:
+        """Hand on what a launcher and its ranks say, and note how the first of them ended."""
+        for line in stream or ():
+            sys.stderr.buffer.write(line)
+            sys.stderr.buffer.flush()
+            found = OF_SRUN.search(line)
+            if found:
+                self._told.append(int(found[1]))
 
     def _wait(self) -> int:
         while not self._asked:
@@ -90,7 +117,7 @@ class Job:
         first = self._asked
         self._asked = 0
         number = signal.SIGINT if first == signal.SIGINT else signal.SIGTERM
-        twice = "srun" in self._commands[0][0]  # the first only makes it say where its tasks are
+        twice = self._by_srun  # the first only makes it say where its tasks are
         for _ in range(1 + twice):
             for process in self._running:
                 if process.poll() is None:

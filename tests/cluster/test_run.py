@@ -137,6 +137,18 @@ def test_a_mistake_is_one_line_and_starts_nothing(
     assert shown.out == ""
 
 
+def test_of_srun_the_status_is_that_of_the_rank_that_failed_first(script: Path, tmp_path: Path) -> None:
+    srun = tmp_path / "srun"
+    srun.write_text("#!/bin/sh\necho 'srun: error: n2: task 1: Exited with exit code 7' >&2\nexit 143\n")
+    srun.chmod(0o700)
+    command = [sys.executable, "-m", "ddl_magics.cli", "run", str(script), "--launcher", "srun"]
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "SLURM_JOB_ID": "1", "PATH": path}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
+    assert done.returncode == 7
+    assert done.stderr.endswith("task 1: Exited with exit code 7\n")
+
+
 # What is taken
 
 
