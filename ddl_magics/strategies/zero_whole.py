@@ -1,8 +1,8 @@
 """Parameters that DeepSpeed shards (ZeRO stage 3), whole on every rank for as long as many forwards need them.
 
 An engine gathers layer by layer and frees after each, in every forward: text that is generated would bring all weights
-over the network for each token. `whole` gathers once. The engine's hooks stay on the module and do nothing meanwhile;
-they would gather, free, and compare the order of modules with the other ranks at each forward.
+over the network for each token. `whole` gathers once, and sets the engine's hooks aside meanwhile: they would gather,
+free, compare the order of modules with the other ranks, and cost more time than a small model's forward itself.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     import torch
+    from torch.utils.hooks import RemovableHandle
 
 
 @contextmanager
@@ -28,29 +29,27 @@ def whole(module: torch.nn.Module, engine: Any = None) -> Iterator[None]:
         if engine is None:
             yield
             return
-        hooks = getattr(engine.optimizer, "parameter_offload", engine.optimizer)  # the latter without an optimizer
-        with _quiet(hooks):
+        owner = getattr(engine.optimizer, "parameter_offload", engine.optimizer)  # the latter without an optimizer
+        with set_aside([*owner.forward_hooks, *owner.backward_hooks, owner.fwd_pre_hook]):
             yield
 
 
 @contextmanager
-def _quiet(hooks: Any) -> Iterator[None]:
-    """Put functions that do nothing in the place of those that the hooks call, on these objects alone."""
-    from deepspeed.runtime.zero import parameter_offload
-
-    instead: list[tuple[Any, str, Any]] = [
-        (hooks, "pre_sub_module_forward_function", parameter_offload.FWD_MODULE_STACK.append),  # the hook after pops
-        (hooks, "post_sub_module_forward_function", _nothing),
-        (hooks.get_param_coordinator(), "reset_step", _nothing),
-    ]
-    for thing, name, function in instead:
-        setattr(thing, name, function)
+def set_aside(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Take hooks off their modules, and put them back in their places among the hooks of others."""
+    before: list[tuple[Any, list[tuple[int, Any]]]] = []
+    seen: set[int] = set()
+    for handle in handles:
+        hooks = handle.hooks_dict_ref()
+        if hooks is None or handle.id not in hooks:
+            continue
+        if id(hooks) not in seen:
+            seen.add(id(hooks))
+            before.append((hooks, list(hooks.items())))
+        del hooks[handle.id]
     try:
         yield
     finally:
-        for thing, name, _ in instead:
-            delattr(thing, name)
-
-
-def _nothing(*_: Any) -> None:
-    """Do nothing, whatever is given."""
+        for hooks, items in before:
+            hooks.clear()
+            hooks.update(items)

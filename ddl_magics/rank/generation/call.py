@@ -118,10 +118,11 @@ def generate(
             say=_listener(call, len(tokens)),
         )
         generator.run(batches, made)
-    made.memory = peak_memory()
+        made.memory = peak_memory()  # before weights that were gathered go
     made.seconds = time.perf_counter() - made.began
     of_all = [made] if share.size == 1 else together.all_gather(made)
-    return _together(of_all, target, share, call, options, agreed, whole=not synced)
+    gathered = "" if not target.can_be_whole else "once" if whole else "in every forward"
+    return _together(of_all, target, share, call, options, agreed, gathered)
 
 
 def _read(target: Target, call: Call) -> Read:
@@ -155,8 +156,7 @@ def _together(
     call: Call,
     options: asked.Options,
     agreed: Agreed,
-    *,
-    whole: bool,
+    gathered: str,
 ) -> Generated:
     by_prompt: dict[int, list[list[int]]] = {}
     for one in of_all:
@@ -174,7 +174,7 @@ def _together(
         between_tokens_p95=gaps[math.ceil(0.95 * len(gaps)) - 1] if gaps else 0.0,
         cache=max(one.cache for one in of_all),
         memory=max(one.memory for one in of_all),
-        whole=whole,
+        gathered=gathered,
         seed=agreed.seed if options.sampling is not None else None,
     )
     texts: list[Any] = tokens if call.tokenizer is None else [_text(call.tokenizer, text) for text in tokens]

@@ -7,11 +7,15 @@ options.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddl_magics.errors import UsageOnRankError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SAMPLING: dict[str, Any] = {
     "temperature": 1.0,
@@ -77,7 +81,8 @@ def read(module: Any, tokenizer: Any, max_new_tokens: int, given: dict[str, Any]
     config = copy.deepcopy(given.pop("generation_config", None) or module.generation_config)
     _check_names(config, given)
     _decide_sampling(given)
-    config.update(**given, max_new_tokens=max_new_tokens, return_dict_in_generate=True)
+    with _refusals():
+        config.update(**given, max_new_tokens=max_new_tokens, return_dict_in_generate=True)
     config.max_length = None
     sampling = None
     if config.do_sample:
@@ -89,7 +94,8 @@ def read(module: Any, tokenizer: Any, max_new_tokens: int, given: dict[str, Any]
     copies = config.num_return_sequences or 1
     if copies > 1 and sampling is not None:
         config.num_return_sequences = 1  # each is a row of its own, see `plan`
-    _validate(config)
+    with _refusals():
+        config.validate()
     if config.stop_strings and tokenizer is None:
         raise UsageOnRankError("stop_strings need a tokenizer", "Give tokenizer=, that of the model.")
     ends = _ends(config, tokenizer)
@@ -143,11 +149,14 @@ def _check_sampling(sampling: dict[str, Any], config: Any) -> None:
             raise UsageOnRankError(f"{name}={sampling[name]!r} cannot be", "See transformers' GenerationConfig.")
 
 
-def _validate(config: Any) -> None:
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """What transformers says of options that do not go together, in one line."""
     try:
-        config.validate()
-    except ValueError as error:
-        raise UsageOnRankError(f"transformers refuses these options: {str(error).splitlines()[0]}") from None
+        yield
+    except (TypeError, ValueError) as error:
+        first = str(error).splitlines()[0].rstrip(".")
+        raise UsageOnRankError(f"transformers refuses these options: {first}") from None
 
 
 def _ends(config: Any, tokenizer: Any) -> frozenset[int]:

@@ -29,8 +29,8 @@ class Figures:
     """Keys and values of attention that a rank held at the end of a batch, the most of any."""
     memory: int
     """What a rank had allocated at its peak in this cell, the most of any; weights and cache are in it."""
-    whole: bool
-    """The weights were gathered once, and not in every forward; also true where no rank shards them."""
+    gathered: str
+    """How often sharded weights were gathered: `once` or `in every forward`; empty where they are not gathered."""
     seed: int | None
     """Draws the same texts again; None where nothing was drawn."""
 
@@ -52,7 +52,7 @@ class Generated(list[Any]):
     def report(self) -> str:
         """Give the figures as a short table."""
         found = self.figures
-        gathered = "" if found.whole else ", weights gathered for each token"
+        gathered = f", weights gathered {found.gathered}" if found.gathered else ""
         rows = [
             ("tokens/s", f"{found.tokens_per_second:.1f}"),
             ("time to first token", _time(found.first_token)),
