@@ -67,13 +67,13 @@ def group_by_parameter(optimizer: torch.optim.Optimizer | None) -> dict[int, dic
     return {id(parameter): group for group in groups for parameter in group["params"]}
 
 
-def require_named(parameters: Iterable[torch.Tensor], named: Iterable[torch.Tensor]) -> None:
-    """Raise UsageOnRankError where an optimizer holds parameters that the model does not have."""
-    known = {id(tensor) for tensor in named}
-    strangers = sum(id(parameter) not in known for parameter in parameters)
+def require_named(optimizer: torch.optim.Optimizer | None, module: torch.nn.Module) -> None:
+    """Raise UsageOnRankError where an optimizer holds parameters that the model does not have, and no name for."""
+    known = {id(parameter) for parameter in module.parameters()}
+    strangers = sum(identity not in known for identity in group_by_parameter(optimizer))
     if strangers:
         raise UsageOnRankError(
-            f"The optimizer holds {strangers} parameters that are not the model's: a checkpoint has no name for them",
+            f"The optimizer holds {strangers} parameters that are not those of this {type(module).__name__}",
             "Put them into the module that ddl.prepare is given.",
         )
 
@@ -109,9 +109,7 @@ class KeptByParameter(Prepared):
 
     def entries(self) -> list[Entry]:
         self._named = first_names(self.module)
-        if self.optimizer is not None:
-            held = (parameter for group in self.optimizer.param_groups for parameter in group["params"])
-            require_named(held, self._named.values())
+        require_named(self.optimizer, self.module)
         return [*self._weights(), *self._states()]
 
     def _weights(self) -> Iterator[Entry]:

@@ -23,7 +23,6 @@ from ddl_magics.strategies.kept import (
     as_tensor,
     count_for,
     first_names,
-    require_named,
 )
 from ddl_magics.strategies.pieces import Piece, collect, read
 
@@ -43,8 +42,6 @@ class KeptInShards(KeptByParameter):
     engine: Any
     groups: list[dict[str, Any]]
     """The user's own."""
-    members: list[list[torch.nn.Parameter]]
-    """Parameters of each of them."""
     _homes: dict[int, Home] | None = None
     """Of the last `entries`."""
 
@@ -62,7 +59,6 @@ class KeptInShards(KeptByParameter):
     def entries(self) -> list[Entry]:
         self._named = first_names(self.module)
         self._homes = self._find_homes()
-        require_named((parameter for members in self.members for parameter in members), self._named.values())
         return [*self._weights(), *self._masters(), *self._states()]
 
     def _masters(self) -> Iterator[Entry]:
@@ -183,8 +179,8 @@ class KeptInShards(KeptByParameter):
         if not behind:
             return ""
         return (
-            f"{self.strategy.spec.text} counts the steps of a group of parameters together: {behind} that began later "
-            f"than the others are now at step {steps[furthest]:.0f} like them."
+            f"{self.strategy.spec.text} counts the steps of a group of parameters together: {behind} that were updated "
+            f"less often than the others are now at step {steps[furthest]:.0f} like them."
         )
 
     def resume_at(self, steps: int) -> None:

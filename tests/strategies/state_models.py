@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tests.strategies.models import MODELS, VOCABULARY, Output, samples
+from tests.strategies.models import MODELS, VOCABULARY, Layers, Output, samples
 
 BATCH = 8
 
@@ -37,8 +37,25 @@ class Mixed(torch.nn.Module):
         return Output(loss=torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten()))
 
 
+class Adapted(torch.nn.Module):
+    """A frozen layer with a low-rank correction that is trained (LoRA; Hu et al. 2021, arXiv:2106.09685)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = MODELS["mlp"]()
+        self.base.requires_grad_(requires_grad=False)
+        self.down = torch.nn.Linear(32, 4, bias=False)
+        self.up = torch.nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
+        hidden = self.base.body(x * self.base.scale)
+        logits = self.base.head(hidden) + self.up(self.down(hidden))
+        return Output(loss=torch.nn.functional.cross_entropy(logits, labels))
+
+
 def build(name: str) -> torch.nn.Module:
-    return Mixed() if name == "mixed" else MODELS[name]()
+    own = {"mixed": Mixed, "adapted": Adapted, "layers": Layers}
+    return own[name]() if name in own else MODELS[name]()
 
 
 def groups_of(model: torch.nn.Module) -> list[dict[str, Any]]:
@@ -46,14 +63,14 @@ def groups_of(model: torch.nn.Module) -> list[dict[str, Any]]:
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad and n != "loose"]
     plain = [p for n, p in named if n.endswith("bias") or n == "spare"]
     decayed = [p for n, p in named if not (n.endswith("bias") or n == "spare")]
-    return [
-        {"params": params, "weight_decay": decay} for params, decay in ((decayed, 0.1), (plain, 0.0)) if params
-    ]
+    return [{"params": params, "weight_decay": decay} for params, decay in ((decayed, 0.1), (plain, 0.0)) if params]
 
 
 def batch(name: str, step: int, rank: int, size: int) -> dict[str, torch.Tensor]:
     """Slice `rank` of `size` of the global batch of a step."""
-    mine = samples("mlp" if name == "mlp" else "tokens", BATCH * (step + 1))[BATCH * step + rank :: size]
+    mine = samples("tokens" if name in ("mixed", "llama-tied") else "mlp", BATCH * (step + 1))[
+        BATCH * step + rank :: size
+    ]
     return {key: torch.stack([sample[key] for sample in mine]) for key in mine[0]}
 
 
@@ -67,4 +84,5 @@ OPTIMIZERS = {
     "rmsprop": lambda groups: torch.optim.RMSprop(groups, lr=1e-3, momentum=0.9, centered=True),
     "nadam": lambda groups: torch.optim.NAdam(groups, lr=1e-3),
     "adagrad": lambda groups: torch.optim.Adagrad(groups, lr=1e-2),
+    "adafactor": lambda groups: torch.optim.Adafactor(groups, lr=1e-2),
 }
