@@ -135,6 +135,25 @@ def test_a_cell_that_ran_again_is_exported_as_it_ran_last(ranks2, tmp_path: Path
     assert text.index(f"# In[{first + 3}]: %%ddl\nvalue = 1") < text.index(f"# In[{first + 2}]: %%ddl\nprint(value)")
 
 
+def test_a_notebooks_file_gives_the_text_between_what_ran_and_the_order(ranks2, tmp_path: Path) -> None:
+    for cell in ("%%ddl\nprint('second')", "%%ddl\nprint('first')", "%%ddl\nprint('not in the file')"):
+        assert ranks2.run(cell).ename is None
+    kinds = (("markdown", "# A title"), ("code", "%%ddl\nprint('first')"), ("markdown", "Between."),
+             ("code", "%%ddl\nprint('second')"), ("code", "%%ddl\nprint('never ran')"))  # fmt: skip
+    cells = [{"cell_type": kind, "source": source, "metadata": {}} for kind, source in kinds]
+    (tmp_path / "book.ipynb").write_text(json.dumps({"nbformat": 4, "nbformat_minor": 5, "cells": cells}))
+    shown = ranks2.run(f"%ddl export {tmp_path / 'a.py'} --notebook {tmp_path / 'book.ipynb'}")
+    assert shown.ename is None, shown.text
+    text = (tmp_path / "a.py").read_text()
+    wanted = ["# A title\n# =======", "print('first')\nprint('not in the file')", "# Between.", "print('second')"]
+    kept = "\n".join(line for line in text.splitlines() if not line.startswith("# In[") and line)
+    places = [kept.find(words) for words in wanted]
+    assert -1 not in places
+    assert places == sorted(places), text
+    assert "never ran" not in text
+    assert '"""Cells of book.ipynb as' in text
+
+
 def test_a_cell_in_the_background_counts_once_it_ended_well(ranks2, tmp_path: Path) -> None:
     number = ranks2.run("%%ddl --bg\nlater = 1").number
     ranks2.run("%ddl wait")
