@@ -51,7 +51,7 @@ class TestTheLoop:
         ddl.load(tmp_path, model)
         assert [train(ddl, model, loader) for _ in range(3)] == [[], expected[1][1:], expected[2]]
         assert len(train(ddl, model, loader)) == BATCHES
-        assert "1 of 1 epochs were trained before the checkpoint and are passed over." in notes(ddl)
+        assert "1 of 1 epochs were trained before the checkpoint, and are passed over." in notes(ddl)
 
     def test_a_loop_without_track_goes_on_in_the_middle_too(self, ddl, tmp_path):
         model, *_, loader = prepare(ddl)

@@ -48,9 +48,19 @@ def weight_files(weights: Sequence[Entry], ranks: int) -> list[WeightFile]:
     ]
 
 
-def even(entries: Sequence[Entry], places: int) -> list[int]:
-    """Place of each entry, such that all places have about as many bytes: the largest first, where there is least."""
-    loads = [0] * places
+def states_owners(states: Sequence[Entry], files: Sequence[WeightFile], ranks: int) -> list[int]:
+    """Rank that writes each of the optimizer's tensors, such that with the weights all have about as much to do."""
+    return even(
+        states, ranks, [sum(nbytes(e) for f in files if f.rank == rank for e in f.entries) for rank in range(ranks)]
+    )
+
+
+def even(entries: Sequence[Entry], places: int, loads: Sequence[int] = ()) -> list[int]:
+    """Place of each entry, such that all places have about as many bytes: the largest first, where there is least.
+
+    `loads`: bytes that the places have already.
+    """
+    loads = list(loads) or [0] * places
     chosen = [0] * len(entries)
     for index in sorted(range(len(entries)), key=lambda i: -nbytes(entries[i])):
         place = loads.index(min(loads))

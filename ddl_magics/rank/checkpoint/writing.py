@@ -185,7 +185,8 @@ class _Share:
         """Every tensor of the checkpoint and its owner, in the order in which all ranks gather them."""
         writing = self._writing
         owners = [(entry, self._file_of[entry.name].rank) for entry in writing.weights]
-        return [*owners, *zip(writing.states, shares.even(writing.states, writing.talk.size), strict=True)]
+        states_owners = shares.states_owners(writing.states, writing.files, writing.talk.size)
+        return [*owners, *zip(writing.states, states_owners, strict=True)]
 
     def take(self, entry: Entry, tensor: torch.Tensor | None) -> None:
         """Write a tensor that this rank owns; after a failure the rest is dropped."""
