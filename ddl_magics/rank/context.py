@@ -15,7 +15,6 @@ import torch
 
 from ddl_magics.errors import UsageOnRankError
 from ddl_magics.rank import compiled, data, parts, together
-from ddl_magics.rank.among import Among
 from ddl_magics.rank.batches import Share, own_randomness, seed_all
 from ddl_magics.rank.keeping import Keeping
 from ddl_magics.rank.model import training_of
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from ddl_magics.strategies.base import Strategy
 
 
-class Context(Among, Keeping, Speaking):
+class Context(Keeping, Speaking):
     """The context `ddl` of one rank; see `Scope` for its parameters."""
 
     # Models
@@ -167,7 +166,7 @@ class Context(Among, Keeping, Speaking):
             return
         tracker = Tracker(loader, epochs, total, self.device, limit)
         if tracker.passed:
-            self.note(f"{tracker.passed} of {epochs} epochs were trained before the checkpoint and are passed over.")
+            self.note(f"{tracker.passed} of {epochs} epochs were trained before the checkpoint, and are passed over.")
         outer, self._tracker = self._tracker, tracker
         try:
             yield from tracker.run(self.recorder)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ddl_magics.rank import adapters
+import torch
+
+from ddl_magics.rank import adapters, pretrained
+from ddl_magics.rank.among import Among
 from ddl_magics.rank.checkpoint import reading, saving
 from ddl_magics.rank.checkpoint.talk import Talk
 from ddl_magics.rank.model import training_of
-from ddl_magics.rank.scope import Scope
 
 if TYPE_CHECKING:
     import os
     from pathlib import Path
 
-    import torch
 
-
-class Keeping(Scope):
+class Keeping(Among):
     """What is kept of a model."""
 
     def full_state_dict(self, model: Any) -> dict[str, torch.Tensor]:
@@ -32,6 +32,37 @@ class Keeping(Scope):
             self._strategy().load_full_state_dict(model, state)
         else:
             training.prepared.load_full_state_dict(state)
+
+    def from_pretrained(
+        self,
+        name: str | os.PathLike[str],
+        *,
+        revision: str | None = None,
+        dtype: torch.dtype | str | None = None,
+        **config_overrides: Any,
+    ) -> torch.nn.Module:
+        """Load a causal language model of transformers for this cell's strategy; a collective.
+
+        Each rank reads what it will hold: rows under `fsdp`, blocks under `axonn`, one parameter at a time under
+        `zero:3`, everything under the others. Then make the optimizer, and call `prepare`. The model is in evaluation
+        mode, as transformers gives it: call `model.train()` to train.
+
+        Parameters
+        ----------
+        name
+            A folder with config.json and safetensors, or a name of the hub.
+        revision
+            Of a name of the hub.
+        dtype
+            Of the weights; `auto`: as they were saved; None: what the precision of the cell asks for.
+        config_overrides
+            Settings of the model's configuration, such as `attention_dropout=0.1`.
+        """
+        default = torch.bfloat16 if self._request.precision == "bf16-true" else torch.float32
+        wanted = pretrained.Wanted(str(name), revision, dtype, default, config_overrides)
+        strategy = self._strategy()
+        talk = Talk(alone=strategy.alone)
+        return pretrained.load(wanted, strategy, talk, lambda: self.first(local=True), self.note)
 
     def save(
         self,

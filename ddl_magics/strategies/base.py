@@ -17,7 +17,7 @@ from ddl_magics.strategies.looks import Looks
 from ddl_magics.strategies.updates import Updates
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     import torch
 
@@ -117,6 +117,16 @@ class Strategy(ABC):
     @abstractmethod
     def prepare(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, training: Training) -> Prepared:
         """Place, shard and wrap a model and the optimizer that the user made over its parameters."""
+
+    def materialise(self, module: torch.nn.Module, read: Callable[[str], Whole]) -> None:
+        """Give a module whose parameters are on the meta device its weights, as far as this rank holds them.
+
+        `read` gives the whole tensor of a parameter or persistent buffer by its first name; buffers are made already.
+        All ranks call it, for the same module; `prepare` takes it afterwards.
+        """
+        from ddl_magics.strategies.homes import read_whole
+
+        read_whole(module, read, self.world.device)
 
     def full_state_dict(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
         """Whole weights of a module of this strategy's `model_init`, before `prepare`; see `Prepared`."""

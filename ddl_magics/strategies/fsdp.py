@@ -19,10 +19,13 @@ from ddl_magics.strategies.base import Prepared, Strategy, Training
 from ddl_magics.strategies.spec import StrategySpec, known_options, no_argument
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
     from ddl_magics.protocol import World
+    from ddl_magics.strategies.base import Whole
 
 
 class FSDP(Strategy):
@@ -70,6 +73,11 @@ class FSDP(Strategy):
         from ddl_magics.strategies.fsdp_module import FSDPPrepared
 
         return claim(FSDPPrepared(self, model, optimizer, training))
+
+    def materialise(self, module: torch.nn.Module, read: Callable[[str], Whole]) -> None:
+        from ddl_magics.strategies import fsdp_shards
+
+        fsdp_shards.materialise(module, read, self.mesh, "cpu" if self.offload else self.world.device)
 
     def full_state_dict(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
         from ddl_magics.strategies import fsdp_shards

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from ddl_magics.strategies.homes import homes
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -23,7 +25,7 @@ def blocks(module: nn.Module) -> list[nn.Module]:
     """Return the blocks of a model, each once, in its own order; never the model itself."""
     named = _names_of_blocks(module)
     found = list(_of_classes(module, named)) or list(_repeated(module))
-    uses = Counter(id(parameter) for part in module.modules() for parameter in part._parameters.values())
+    uses = Counter(home.get() for home in homes(module))
     return [block for block in dict.fromkeys(found) if block is not module and _owns_all(block, uses)]
 
 
@@ -56,6 +58,5 @@ def _has_parameters(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None
 
 
-def _owns_all(block: nn.Module, uses: Counter[int]) -> bool:
-    own = Counter(id(parameter) for part in block.modules() for parameter in part._parameters.values())
-    return all(uses[key] == count for key, count in own.items())
+def _owns_all(block: nn.Module, uses: Counter[nn.Parameter]) -> bool:
+    return all(uses[parameter] == count for parameter, count in Counter(home.get() for home in homes(block)).items())

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
+import weakref
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import torch
 import torch.distributed as dist
@@ -23,28 +24,19 @@ from torch.distributed.tensor import DTensor, Shard
 from ddl_magics.errors import UsageOnRankError
 from ddl_magics.strategies.common import broadcast_from_rank_zero, match_names
 from ddl_magics.strategies.fsdp_blocks import blocks
+from ddl_magics.strategies.homes import homes, names_on_meta, read_buffers, replace
 from ddl_magics.strategies.pieces import Piece, collect, takes_cpu_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ddl_magics.strategies.base import Whole
 
+_refusals: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
+"""Hooks of modules at rest, which say so to whoever calls them."""
+
 Successors = dict[nn.Parameter, nn.Parameter]
 """Parameter of the module as it was -> the shard that took its place."""
-
-
-class Home(NamedTuple):
-    """A place where a module keeps a parameter; tied parameters have several."""
-
-    module: nn.Module
-    name: str
-
-    def get(self) -> nn.Parameter:
-        return self.module._parameters[self.name]  # type: ignore[return-value]
-
-    def put(self, parameter: nn.Parameter) -> None:
-        self.module._parameters[self.name] = parameter
 
 
 def mesh_of_all_ranks(device: str) -> DeviceMesh:
@@ -119,14 +111,6 @@ def join(tensor: DTensor, to: int, device: str) -> torch.Tensor | None:
 # All parameters of a module
 
 
-def homes(module: nn.Module) -> Iterator[Home]:
-    """Yield every place of a parameter, tied ones too."""
-    for part in module.modules():
-        for name, parameter in part._parameters.items():
-            if parameter is not None:
-                yield Home(part, name)
-
-
 def require_dimensions(module: nn.Module) -> None:
     """Raise UsageOnRankError for parameters that have no rows."""
     scalars = [name for name, parameter in module.named_parameters() if parameter.ndim == 0]
@@ -144,20 +128,35 @@ def distribute(module: nn.Module, mesh: DeviceMesh, place: str, working: str, dt
     """
     require_dimensions(module)
     successors: Successors = {}
-    for home in homes(module):
-        old = home.get()
-        if old not in successors:
-            wanted = dtype if old.is_floating_point() else None
-            if isinstance(old, DTensor):
-                rows = old.to_local().to(place, wanted)
-                new = wrap(rows, mesh, old.shape)
-            else:
-                whole = old.detach().to(working, wanted).contiguous()
-                broadcast_from_rank_zero([whole])
-                new = cut(whole, mesh, place)
-            successors[old] = nn.Parameter(new, requires_grad=old.requires_grad)
-        home.put(successors[old])
+
+    def made(old: nn.Parameter) -> nn.Parameter:
+        wanted = dtype if old.is_floating_point() else None
+        if is_sharded(old):
+            new = wrap(old.to_local().to(place, wanted), mesh, old.shape)
+        else:
+            whole = old.detach().to(working, wanted).contiguous()
+            broadcast_from_rank_zero([whole])
+            new = cut(whole, mesh, place)
+            old.data = old.data.new_empty(0)  # others may hold the object: an optimizer, the user
+        successors[old] = nn.Parameter(new, requires_grad=old.requires_grad)
+        return successors[old]
+
+    replace(module, made)
     return successors
+
+
+@torch.no_grad()
+def materialise(module: nn.Module, read: Callable[[str], Whole], mesh: DeviceMesh, place: str) -> None:
+    """Give every parameter on the meta device this rank's rows, and read no others."""
+    require_dimensions(module)
+    named = names_on_meta(module)
+
+    def made(old: nn.Parameter) -> torch.Tensor | None:
+        return cut(read(named[old]), mesh, place, old.dtype) if old in named else None
+
+    replace(module, made)
+    read_buffers(module, read)
+    _refuse_calls(module)
 
 
 def shard(module: nn.Module, mesh: DeviceMesh, *, offload: bool, low_precision: bool) -> None:
@@ -165,6 +164,8 @@ def shard(module: nn.Module, mesh: DeviceMesh, *, offload: bool, low_precision: 
 
     `low_precision`: blocks are gathered and compute in bf16, gradients are reduced in fp32.
     """
+    if module in _refusals:
+        _refusals.pop(module).remove()
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if low_precision else None,
         reduce_dtype=torch.float32 if low_precision else None,
@@ -219,6 +220,15 @@ def rest(module: nn.Module) -> None:
     for part in module.modules():
         vars(part).pop("_is_fsdp_managed_module", None)
         vars(part).pop("_fsdp_use_orig_params", None)
+    _refuse_calls(module)
+
+
+def _refuse_calls(module: nn.Module) -> None:
+    def refuse(called: nn.Module, _: Any) -> None:
+        message = f"This {type(called).__name__} is sharded by fsdp, and no rank can compute with its rows alone"
+        raise UsageOnRankError(message, "Call what ddl.prepare(model) gives, under --strategy fsdp.")
+
+    _refusals[module] = module.register_forward_pre_hook(refuse)
 
 
 def reshard(module: nn.Module) -> None:

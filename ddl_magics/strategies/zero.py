@@ -25,11 +25,12 @@ from ddl_magics.strategies.base import Prepared, Strategy, Training
 from ddl_magics.strategies.spec import StrategySpec, known_options, require
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import torch
 
     from ddl_magics.protocol import World
+    from ddl_magics.strategies.base import Whole
 
 STAGES = ("1", "2", "3")
 DEFAULT_STAGE = "2"
@@ -99,6 +100,14 @@ class Zero(Strategy):
         from ddl_magics.strategies.zero_module import ZeroPrepared
 
         return claim(ZeroPrepared(self, model, optimizer, training))
+
+    def materialise(self, module: torch.nn.Module, read: Callable[[str], Whole]) -> None:
+        if self.stage < 3:
+            super().materialise(module, read)
+            return
+        from ddl_magics.strategies import zero_read
+
+        zero_read.materialise(module, read, offload=self.spec.option("offload_param") is not None)
 
     def full_state_dict(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
         from ddl_magics.strategies import zero_shards

@@ -17,7 +17,7 @@ import torch
 from ddl_magics.strategies import common
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 Made = list["weakref.ref[torch.nn.Module]"]
 
@@ -63,16 +63,16 @@ def is_whole_now(parameter: Any) -> bool:
     return bool(parameter.ds_status is type(parameter.ds_status).AVAILABLE)
 
 
-def shard(modules: list[torch.nn.Module], *, offload: bool) -> None:
+def shard(modules: list[torch.nn.Module], *, offload: bool, by: Callable[..., Any] | None = None) -> None:
     """Split the parameters of these modules over all ranks, with rank 0's values. A collective.
 
-    `offload` keeps the shards on the host. What is sharded already stays as it is.
+    `offload` keeps the shards on the host. What is sharded already stays as it is. `by`: stands for `zero.Init`.
     """
     from deepspeed import zero
 
     whole = torch.nn.ModuleList(modules)
     if any(not is_sharded(parameter) for parameter in whole.parameters()):
-        zero.Init(
+        (by or zero.Init)(
             module=whole,
             dtype=torch.float32,
             mem_efficient_linear=False,  # it would replace torch.nn.functional.linear for the whole process

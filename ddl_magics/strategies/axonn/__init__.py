@@ -17,10 +17,13 @@ from ddl_magics.strategies.base import Prepared, Strategy, Training
 from ddl_magics.strategies.spec import StrategySpec, known_options, require
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from ddl_magics.protocol import World
     from ddl_magics.strategies.axonn.groups import Groups
+    from ddl_magics.strategies.base import Whole
 
 
 class AxoNN(Strategy):
@@ -69,6 +72,27 @@ class AxoNN(Strategy):
         from ddl_magics.strategies.common import claim
 
         return claim(AxoNNPrepared(self, groups, model, optimizer, training))
+
+    def materialise(self, module: torch.nn.Module, read: Callable[[str], Whole]) -> None:
+        groups = self._open()
+        from ddl_magics.strategies.axonn.materialise import materialise
+
+        materialise(module, groups, read, self.world.device)
+
+    def full_state_dict(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
+        if self._groups is None:  # nothing can be split yet
+            return super().full_state_dict(module)
+        from ddl_magics.strategies.axonn import state
+
+        return state.full_state_dict(module)
+
+    def load_full_state_dict(self, module: torch.nn.Module, state: dict[str, torch.Tensor]) -> None:
+        if self._groups is None:
+            super().load_full_state_dict(module, state)
+            return
+        from ddl_magics.strategies.axonn.state import load_full_state_dict
+
+        load_full_state_dict(module, state)
 
     def _open(self) -> Groups:
         """Process groups of the grid, made at the first prepare and kept."""
