@@ -145,17 +145,15 @@ class KeptByParameter(Prepared):
     def put(self, items: Iterable[tuple[Entry, Whole]]) -> tuple[str, ...]:
         named = first_names(self.module)
         groups = group_by_parameter(self.optimizer)
-        alike = set()
+        alike: dict[str, bool] = {}
         for entry, whole in items:
             tensor = named[entry.name]
             if entry.kind in (WEIGHT, MASTER):  # a master is the same weight, and more exact where this one is fp32
-                tensor.copy_(self.cut(tensor, whole))
-                if entry.dtype == tensor.dtype:
-                    alike.add(entry.name)
-                else:
-                    alike.discard(entry.name)
+                value = self.cut(tensor, whole)
+                tensor.copy_(value)
+                alike[entry.name] = value.dtype == tensor.dtype
             elif id(tensor) in groups:
-                self._put_state(tensor, groups[id(tensor)], entry, whole, as_saved=entry.name in alike)
+                self._put_state(tensor, groups[id(tensor)], entry, whole, as_saved=alike.get(entry.name, False))
         self.looks.at("put", self.measure)
         return ()
 

@@ -315,6 +315,33 @@ def masters() -> dict[str, Any]:
     return told
 
 
+def other_precision() -> dict[str, Any]:
+    """From fp32 weights into bf16 ones, as the caller of a checkpoint's files does it: entries of the model it fills."""
+    whole = Run("single")
+    whole.train(0, HALF)
+    saved = whole.save()
+    whole.close()
+    told: dict[str, Any] = {}
+    for text in ("single", UNUSED, "fsdp", "zero:1", "zero:3", "axonn:2x1x1"):
+        run = Run(text, precision="bf16-true")
+        if run.here:
+            own = {(entry.name, entry.kind): entry for entry in run.prepared.entries()}
+            items = [
+                (own.get(key, Entry(*key, tuple(value.shape), value.dtype)), value) for key, value in saved.items()
+            ]
+            run.prepared.resume_at(HALF)
+            run.prepared.put(items)
+        again = run.save()
+        losses = run.train(HALF, HALF + 2)
+        told[text] = {
+            "dtypes": {kind: str(value.dtype) for (name, kind), value in again.items() if name == "embedding.weight"},
+            "masters": [same(v, saved[name, "weight"]) for (name, kind), v in again.items() if kind == "master"],
+            "losses": losses,
+        }
+        run.close()
+    return told
+
+
 def before_the_first_step() -> dict[str, Any]:
     """State that does not exist yet, put where there is some: training begins as it did."""
     told = {}
@@ -469,6 +496,7 @@ CHECKS = (
     other_optimizers,
     precisions,
     masters,
+    other_precision,
     before_the_first_step,
     mostly_frozen,
     what_is_read,

@@ -149,6 +149,19 @@ def test_masters_go_where_there_are_masters_and_are_the_weights_elsewhere(found)
             assert told["masters"] == (10 if run == "zero:3 bf16-true" else 0)
 
 
+@pytest.mark.parametrize("text", ["single", UNUSED, "fsdp", "zero:1", "zero:3", "axonn:2x1x1"])
+def test_a_checkpoint_in_fp32_goes_on_in_bf16(found, text):
+    """State in the dtype of the weights, as torch's load_state_dict makes it; masters from the exact weights."""
+    for finding in found(2).of("other_precision"):
+        told = finding[text]
+        has_masters = text.startswith("zero")
+        assert told["dtypes"]["weight"] == "torch.bfloat16"
+        assert told["dtypes"]["exp_avg"] == ("torch.float32" if has_masters else "torch.bfloat16")
+        assert told["dtypes"]["step"] == "torch.float32"
+        assert told["masters"] == [True] * (10 if has_masters else 0)
+        assert told["losses"] == pytest.approx(finding["single"]["losses"], rel=2e-2)
+
+
 @strategies
 def test_state_from_before_the_first_step_begins_training_anew(found, text):
     for finding in found(2).of("before_the_first_step"):
