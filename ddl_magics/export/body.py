@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from ddl_magics.export.imports import STAYS, lines_of
+from ddl_magics.export.imports import lines_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ class Body:
         self._part = part
         self._lines: list[bytes | None] = [line.encode() for line in part.lines]
         self._inserts: list[tuple[int, int, str]] = []
-        self._staying: set[int] = set()
+        self._staying: dict[int, str] = {}
         if part.cell.kind == "ranks":
             self._lines[0] = None
 
@@ -38,8 +38,8 @@ class Body:
         for number, column, words in sorted(self._inserts, reverse=True):
             before = self._lines[number - 1] or b""
             self._lines[number - 1] = before[:column] + words.encode() + before[column:]
-        for number in self._staying:
-            self._lines[number - 1] = (self._lines[number - 1] or b"") + f"  {STAYS}".encode()
+        for number, told in self._staying.items():
+            self._lines[number - 1] = (self._lines[number - 1] or b"") + f"  {told}".encode()
         kept: list[str] = []
         taken = True
         for line in self._lines:
@@ -55,9 +55,9 @@ class Body:
         for line in lines:
             self._lines[line - 1] = None
 
-    def stay(self, lines: set[int]) -> None:
-        """Say to linters that these imports belong where they are."""
-        self._staying = {max(lines_of(node)) for node in self._part.tree.body if node.lineno in lines}
+    def stay(self, told: dict[int, str]) -> None:
+        """Say to linters that the imports on these lines belong where they are."""
+        self._staying = {max(lines_of(node)): told[node.lineno] for node in self._part.tree.body if node.lineno in told}
 
     def comment_out(self, problem: Problem) -> None:
         """Keep lines that no script can have as comments; a block that has nothing else passes."""
@@ -68,7 +68,7 @@ class Body:
             begin = "pass  # " if indent and line == problem.line else "# "
             self._lines[line - 1] = f"{indent}{begin}{bare}".rstrip().encode()
         self._inserts = [insert for insert in self._inserts if not problem.line <= insert[0] <= problem.last]
-        self._staying -= set(range(problem.line, problem.last + 1))
+        self._staying = {line: told for line, told in self._staying.items() if not problem.line <= line <= problem.last}
 
     def print_last(self, nothing: set[str]) -> None:
         """Print on rank 0 what the notebook showed: the value of the last expression.

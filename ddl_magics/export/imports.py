@@ -1,8 +1,8 @@
 """Imports of all cells, drawn to the script's top: each once, in the order that isort and ruff give them.
 
 An import stays where it is when moving it could change what it does: under a condition, beside another statement on
-its line, after `os.environ` or `sys.path` was touched, and where its name is bound to something else as well. One that
-only cells outside of the script read is left out.
+its line, after `os.environ` or `sys.path` was changed (Python's own library aside), and where its name is bound to
+something else as well. One that only cells outside of the script read is left out.
 """
 
 from __future__ import annotations
@@ -52,8 +52,7 @@ class Imports:
         """Take in one statement, as far as it is read."""
         for alias in node.names:
             name = alias.asname or alias.name.partition(".")[0]
-            future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
-            unread = use is not None and name not in use.here and not future
+            unread = use is not None and name not in use.here and not _is_future(node)
             if use is not None and unread and name in use.elsewhere:
                 continue
             if isinstance(node, ast.Import):
@@ -62,6 +61,13 @@ class Imports:
                 module = "." * node.level + (node.module or "")
                 known = self.names.setdefault((module, alias.name, alias.asname or alias.name), [])
             known += [text for text in [*comments, *([UNREAD] if unread else [])] if text not in known]
+
+    def has(self, node: ast.Import | ast.ImportFrom) -> bool:
+        """Whether all that a statement imports is there already."""
+        if isinstance(node, ast.Import):
+            return all((alias.name, alias.asname or alias.name) in self.modules for alias in node.names)
+        module = "." * node.level + (node.module or "")
+        return all((module, alias.name, alias.asname or alias.name) in self.names for alias in node.names)
 
     def text(self) -> str:
         """All of them, in sections: `__future__`, Python's own, everybody else's."""
@@ -112,7 +118,9 @@ def _order(name: str) -> tuple[int, str, str]:
     return kind, name.lower(), name
 
 
-def draw(parts: Sequence[Part], others: Sequence[Part]) -> tuple[Imports, dict[int, set[int]], dict[int, set[int]]]:
+def draw(
+    parts: Sequence[Part], others: Sequence[Part]
+) -> tuple[Imports, dict[int, set[int]], dict[int, dict[int, str]]]:
     """Take the imports of all cells that can move.
 
     Parameters
@@ -124,17 +132,18 @@ def draw(parts: Sequence[Part], others: Sequence[Part]) -> tuple[Imports, dict[i
 
     Returns
     -------
-    The imports, and by the place of a cell: lines that are gone with them, and first lines of imports that stay.
+    The imports, and by the place of a cell: lines that are gone with them, and first lines of imports that stay with
+    what a linter is told there.
     """
     imports = Imports()
     gone: dict[int, set[int]] = {}
-    stays: dict[int, set[int]] = {}
+    stays: dict[int, dict[int, str]] = {}
     meanings = _meanings(parts)
     use = Use(_read(parts), _read(others))
     settled = False
     for place, part in enumerate(parts):
         comments = _comments(part.lines)
-        gone[place], stays[place] = set(), set()
+        gone[place], stays[place] = set(), {}
         for node in part.tree.body:
             if not isinstance(node, ast.Import | ast.ImportFrom):
                 settled = settled or _settles(node)
@@ -142,13 +151,24 @@ def draw(parts: Sequence[Part], others: Sequence[Part]) -> tuple[Imports, dict[i
             lines = lines_of(node)
             if any(problem.line <= node.lineno <= problem.last for problem in part.problems):
                 continue
-            future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
-            if future or (not settled and _alone(node, part) and _means_one(node, meanings)):
+            moves = not settled or imports.has(node) or _of_python(node)
+            if _is_future(node) or (moves and _alone(node, part) and _means_one(node, meanings)):
                 imports.add(node, [comments[line] for line in sorted(lines & set(comments))], use)
                 gone[place] |= lines
             else:
-                stays[place].add(node.lineno)
+                names = {name for name, _ in _bound(node)}
+                stays[place][node.lineno] = STAYS if names & use.here else f"{STAYS}, F401"
     return imports, gone, stays
+
+
+def _is_future(node: ast.Import | ast.ImportFrom) -> bool:
+    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
+
+
+def _of_python(node: ast.Import | ast.ImportFrom) -> bool:
+    """Whether a statement imports from Python's own library, which no variable and no path changes."""
+    modules = [node.module or "."] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+    return all(_section(module) < 2 for module in modules)
 
 
 def _read(parts: Sequence[Part]) -> set[str]:

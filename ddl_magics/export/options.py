@@ -20,8 +20,13 @@ if TYPE_CHECKING:
 
     from ddl_magics.parsing import CellOptions
 
-DECIDES = {"model_init", "prepare", "strategy", "generate", "load"}
+DECIDES = {"model_init", "prepare", "strategy", "generate", "load", "from_pretrained"}
 """Parts of the context that ask for the strategy of the cell."""
+NEUTRAL = {
+    "all_gather", "all_reduce_mean", "barrier", "device", "first", "local_rank", "local_world_size", "node_rank",
+    "note", "print", "rank", "unwrap", "world_size",
+}  # fmt: skip
+"""Parts of it that are the same in every cell, whatever its line says."""
 DEFAULTS: dict[str, object] = {"precision": "32", "checkpoint_activations": False, "steps": None}
 """Options that act through the context, as the cell's line and `init` have them by themselves."""
 
@@ -93,7 +98,10 @@ def _use_context(parts: Sequence[Part]) -> set[int]:
 
 
 def _read_in(node: ast.AST) -> set[str]:
-    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+    """Names in a piece of code; `ddl` only where it is used for something that depends on the cell."""
+    neutral = {id(one.value) for one in ast.walk(node) if isinstance(one, ast.Attribute) and one.attr in NEUTRAL}
+    names = (one for one in ast.walk(node) if isinstance(one, ast.Name))
+    return {one.id for one in names if one.id != "ddl" or id(one) not in neutral}
 
 
 def _fixed(part: Part, *, uses: bool) -> str:

@@ -146,12 +146,16 @@ def test_scripts_are_clean_and_the_same_each_time(tmp_path: Path) -> None:
 def test_imports_stay_where_moving_them_could_change_what_they_do() -> None:
     text = cells_of(
         script(
-            "%%ddl\nimport os\nos.environ['HF_HUB_OFFLINE'] = '1'\nimport datasets\nprint(datasets)",
+            "%%ddl\nimport os\nos.environ.get('A')\nimport csv, torch\nprint(csv, torch)",
+            "%%ddl\nos.environ['OFFLINE'] = '1'\nimport datasets, peft\nimport torch, json\nprint(datasets, json)",
+            "%%ddl\nimport torch\nimport peft\ntorch",
             "%%ddl\nF = 1\nprint(F)",
             "%%ddl\nimport torch.nn.functional as F\nprint(F.relu)",
         )
     )
-    assert "import datasets  # noqa: E402" in text
+    assert "import datasets, peft  # noqa: E402\nimport torch, json  # noqa: E402\nprint" in text
+    assert "# In[3]: %%ddl\nimport peft  # noqa: E402, F401\nddl.print(torch)" in text
+    assert "csv" not in text.partition("print")[0]
     assert "import torch.nn.functional as F  # noqa: E402" in text
 
 
@@ -223,7 +227,7 @@ def test_a_cell_with_other_options_begins_with_them() -> None:
 
 def test_a_cell_that_calls_a_function_of_another_cell_begins_anew_too() -> None:
     train = f"%%ddl\ndef train():\n    {PREPARE}"
-    text = cells_of(script(train, "%%ddl\ntrain()", "%%ddl\nprint(1)"))
+    text = cells_of(script(train, "%%ddl\ntrain()", "%%ddl\nddl.print(ddl.all_gather(rank))"))
     assert text.count("ddl.begin()\ntrain()") == 1
     assert text.count("ddl.begin") == 1
 
