@@ -157,6 +157,4 @@ def _why(node: ast.AST, names: set[str]) -> str | None:
         return "the shell" if node.attr in ("system", "getoutput") else "a magic"
     if isinstance(node, ast.Name) and node.id in OF_IPYTHON and node.id in names:
         return "rich display needs a notebook: print it" if node.id == "display" else "only IPython knows this name"
-    if isinstance(node, ast.Attribute) and node.attr == "chat" and ast.unparse(node.value) == "ddl":
-        return "a chat needs a notebook"
     return None
