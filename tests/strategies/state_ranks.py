@@ -11,10 +11,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import deepspeed  # noqa: F401 - before garbage is frozen
 import torch
 import torch.distributed as dist
-import transformers.models.llama.modeling_llama  # noqa: F401 - the same
 
 from ddl_magics.errors import DDLError
 from ddl_magics.rank import group, world
@@ -316,7 +314,7 @@ def masters() -> dict[str, Any]:
 
 
 def other_precision() -> dict[str, Any]:
-    """From fp32 weights into bf16 ones, as the caller of a checkpoint's files does it: entries of the model it fills."""
+    """From fp32 weights into bf16 ones; as the reader of files does it, with entries of the model that it fills."""
     whole = Run("single")
     whole.train(0, HALF)
     saved = whole.save()
@@ -506,8 +504,11 @@ CHECKS = (
     refusals,
 )
 
+build("llama-tied")
+for text in ("zero:1", "axonn:1x1x1"):
+    strategy_of(text)
 gc.collect()
-gc.freeze()  # strategies collect garbage between models, and what is loaded now is none
+gc.freeze()  # strategies collect garbage between models, and the libraries that are loaded now are none
 for check in CHECKS:
     if not sys.argv[2:] or check.__name__ in sys.argv[2:]:
         began = time.monotonic()
