@@ -103,8 +103,20 @@ def _folder(wanted: Wanted, talk: Talk, first: Callable[[], AbstractContextManag
         raise UsageOnRankError(
             f"The folder {wanted.name} is not there on ranks {lacking}", "Put it on a file system that all nodes share."
         )
+    fetched: list[Path | UsageOnRankError] = []
     with first():
-        return _fetch(wanted.name, wanted.revision)
+        try:
+            fetched.append(_fetch(wanted.name, wanted.revision))
+        except UsageOnRankError as error:
+            fetched.append(error)
+    talk.do(lambda: _require(fetched[0]))
+    return _require(fetched[0])
+
+
+def _require(fetched: Path | UsageOnRankError) -> Path:
+    if isinstance(fetched, UsageOnRankError):
+        raise fetched
+    return fetched
 
 
 # What to load
@@ -123,7 +135,7 @@ def _source(folder: Path, wanted: Wanted) -> Source:
         config, unknown = transformers.AutoConfig.from_pretrained(folder, return_unused_kwargs=True, **wanted.changes)
     except (ValueError, OSError, KeyError) as error:
         raise UsageOnRankError(
-            f"{folder} holds no model that transformers knows: {_first_line(error)}",
+            f"{folder} holds no model that transformers knows: {_sentence(error)}",
             "Give a folder with a config.json, as save_pretrained writes it.",
         ) from error
     if unknown:
@@ -189,7 +201,7 @@ def _fetch(name: str, revision: str | None) -> Path:
             folder = Path(snapshot_download(name, revision=revision, allow_patterns=[*FILES, "*.bin"]))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise UsageOnRankError(
-            f"{name} is no folder here and cannot be had from the hub: {_first_line(error)}",
+            f"{name} is no folder here and cannot be had from the hub: {_sentence(error)}",
             "Give a folder; or a name as on huggingface.co, where this machine reaches it (HF_HUB_OFFLINE unset).",
         ) from error
     return folder
@@ -276,7 +288,7 @@ def _whole(source: Source, talk: Talk) -> nn.Module:
             made.append(load(source.folder, config=source.config, dtype="auto"))
         except (OSError, ValueError, json.JSONDecodeError) as error:
             raise UsageOnRankError(
-                f"transformers cannot load {source.folder}: {_first_line(error)}",
+                f"transformers cannot load {source.folder}: {_sentence(error)}",
                 "Save the model again by save_pretrained, which writes safetensors.",
             ) from error
 
@@ -294,6 +306,7 @@ def _transformers() -> Any:
     return transformers
 
 
-def _first_line(error: BaseException) -> str:
+def _sentence(error: BaseException) -> str:
+    """The first of what an error says, without its full stop."""
     text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+    return text.splitlines()[0].split(". ")[0].rstrip(".") if text else type(error).__name__

@@ -180,11 +180,12 @@ def shard(module: nn.Module, mesh: DeviceMesh, *, offload: bool, low_precision: 
             stand_ins[parameter] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
         home.put(stand_ins[parameter])
     parts = [*blocks(module), module]
-    if len(parts) > 1:
-        # In-place work on logits drops the root's own hook; those of the blocks do all that is needed then.
-        warnings.filterwarnings("ignore", rf"FSDP2-wrapped module \({type(module).__name__}\) returned a view")
     for part in parts:
         kind = type(part)
+        # Work in place on what is a view drops a hook. The blocks of transformers do none on one another's output,
+        # and of logits the root's own hook is dropped, while those of the blocks do all that is needed.
+        if kind.__module__.startswith("transformers.") or (part is module and len(parts) > 1):
+            warnings.filterwarnings("ignore", rf"FSDP2-wrapped module \({kind.__name__}\) returned a view")
         fully_shard(part, mesh=mesh, mp_policy=policy, offload_policy=host)
         type(part).__name__, type(part).__qualname__ = kind.__name__, kind.__qualname__  # as the user knows it
     for home, parameter in kept:
