@@ -1,7 +1,7 @@
-"""Run on each rank: saves under some strategies, or loads what others saved.
+"""Run on each rank: saves under some strategies, and loads what others saved.
 
-Started as `matrix_ranks.py FOLDER save CHECKPOINTS STRATEGY<MODEL...`, which makes checkpoints of the name
-`RANKS STRATEGY MODEL`, or as `matrix_ranks.py FOLDER load CHECKPOINTS STRATEGY<NAME...`.
+Started as `matrix_ranks.py FOLDER CHECKPOINTS TASK...`. The task `STRATEGY MODEL` makes the checkpoint of the name
+`RANKS STRATEGY MODEL`; the task `STRATEGY<NAME` loads one.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from tests.strategies.ranks import Notes
 
 cells = Cells()
 notes = Notes(sys.argv[1], cells.ddl.world.rank)
-checkpoints = Path(sys.argv[3])
-for task in sys.argv[4:]:
-    strategy, _, name = task.partition("<")
-    if sys.argv[2] == "save":
-        model = name
-        name = f"{cells.ddl.world.world_size} {strategy} {model}"
-        notes.write(name, cells.halfway(strategy, model, checkpoints / name))
-    else:
+checkpoints = Path(sys.argv[2])
+for task in sys.argv[3:]:
+    strategy, loads, name = task.partition("<")
+    if loads:
         notes.write(task, cells.resumed(strategy, name.split()[-1], checkpoints / name))
+    else:
+        strategy, model = task.split()
+        name = f"{cells.ddl.world.world_size} {task}"
+        notes.write(task, cells.halfway(strategy, model, checkpoints / name))
 cells.ddl.close()

@@ -81,7 +81,7 @@ class Cells:
         if self.ddl.rank == 0:
             torch.save({"before": before, "losses": losses, "rates": rates, "weights": weights}, f"{folder}.pt")
         self.ddl.end_cell()
-        return {"losses": losses}
+        return {"losses": losses}  # which every rank tells, so that a rank that differs is seen
 
     def resumed(self, strategy: str, name: str, folder: Path) -> dict[str, Any]:
         """Load in another process, make the other half, and compare with what the first made."""
