@@ -60,8 +60,6 @@ class Tracker:
         before = time.perf_counter()
         try:
             for epoch in range(self.passed, self._epochs):
-                if self.limit is not None and self.limit.reached:
-                    break
                 for index, batch in enumerate(self.items):
                     self._place(index)
                     self._count(batch)
@@ -74,6 +72,8 @@ class Tracker:
                         break
                     if now - self._shown > REFRESH:
                         self._report(recorder, epoch)
+                if self.limit is not None and self.limit.reached:
+                    break
             self._report(recorder, epoch, finished=True)
         finally:
             self.share = None
