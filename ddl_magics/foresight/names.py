@@ -31,8 +31,8 @@ MPI = _words("""
 
 COLLECTIVES: tuple[tuple[str, frozenset[str]], ...] = (
     ("ddl", _words("""
-        all_gather all_reduce_mean backward barrier first full_state_dict gather_for_metrics generate load
-        load_full_state_dict prepare save step
+        all_gather all_reduce_mean backward barrier first full_state_dict gather_for_metrics generate load load_adapter
+        load_full_state_dict prepare save save_adapter step
     """)),
     ("torch.distributed", TORCH),
     ("torch.distributed.checkpoint", _words("async_save load load_state_dict save save_state_dict")),
