@@ -123,15 +123,25 @@ class Cells:
             )
         return requests
 
-    def run(self, requests: Sequence[CellRequest], options: CellOptions, line: str, screen: Screen) -> None:
-        """Run the requests one after the other; raises what the first that fails ends with."""
+    def run(
+        self,
+        requests: Sequence[CellRequest],
+        options: CellOptions,
+        line: str,
+        screen: Screen,
+        listener: Callable[[dict[str, Any]], object] | None = None,
+    ) -> None:
+        """Run the requests one after the other; raises what the first that fails ends with.
+
+        `listener` gets what rank 0 tells of a chat.
+        """
         begun: list[str] = []
         try:
             with self.deaths.spoken_for(screen):
                 for request in requests:
                     self.health.mend(screen, within=bool(begun))
                     begun.append(request.run)
-                    self._end(self._start(request, options, line, screen))
+                    self._end(self._start(request, options, line, screen, listener))
         finally:
             rows = self.runs.rows(begun) if len(requests) > 1 else []
             if rows:
@@ -167,7 +177,14 @@ class Cells:
         if error:
             raise error
 
-    def _start(self, request: CellRequest, options: CellOptions, line: str, screen: Screen) -> RunningCell:
+    def _start(
+        self,
+        request: CellRequest,
+        options: CellOptions,
+        line: str,
+        screen: Screen,
+        listener: Callable[[dict[str, Any]], object] | None,
+    ) -> RunningCell:
         ranks = list(request.ranks) if request.ranks is not None else list(range(self.cluster.n))
         infos = [RankInfo(fact["rank"], fact["host"], fact["pid"], fact["device"])
                  for fact in self.cluster.facts if fact["rank"] in ranks]  # fmt: skip
@@ -195,6 +212,7 @@ class Cells:
             history=history,
             folder=folder_for(screen, ranks, options.output),
             panel=Panel(history, screen, quiet=not options.panel),
+            listener=listener,
             mended_after=self.health.mended_after,
         )
         self._by_stream[id(stream)] = self.running

@@ -31,6 +31,7 @@ VERBS = {
     "log": "Show the full output of the ranks, also what was folded.",
     "wait": "Wait for a cell that runs in the background.",
     "debug": "Look into the frames of ranks that failed, or that stopped at a breakpoint().",
+    "chat": "Say something in the chat that ddl.chat opened.",
     "runs": "Compare the training runs of this session.",
     "show": "Draw the picture of a run again.",
     "export": "Write the %%ddl cells as a script for torchrun, mpiexec or srun.",
@@ -54,7 +55,7 @@ class DDLMagics(Magics):
     def line(self, line: str) -> Any:
         """Bring up ranks and look after them: `%ddl VERB [options]`.
 
-        Verbs: start, status, where, stop, restart, strategy, push, pull, check, log, wait, debug, runs, show,
+        Verbs: start, status, where, stop, restart, strategy, push, pull, check, log, wait, debug, chat, runs, show,
         export, help.
         `%ddl help VERB` shows the options of one; a cell that begins with `%%ddl` runs on every rank.
         """
@@ -116,6 +117,9 @@ class DDLMagics(Magics):
 
     def _debug(self, rank: tuple[int, ...] | Literal["all"] | None, commands: list[str]) -> None:
         self.session.debug(rank, commands)
+
+    def _chat(self, text: list[str]) -> None:
+        self.session.chat(" ".join(text))
 
     def _runs(self) -> None:
         self.session.show_runs()

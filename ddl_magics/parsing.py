@@ -74,6 +74,17 @@ class ExpressionParser(Parser):
         return [word for word in words if word]
 
 
+class TextParser(Parser):
+    """Takes the line as it is, an apostrophe too; quotation marks around all of it are left out."""
+
+    def split(self, line: str) -> list[str]:
+        """`"What's that?"` is one text."""
+        text = line.strip()
+        quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "\"'"
+        text = text[1:-1] if quoted else text
+        return ["--", text] if text else []
+
+
 def _is_whole(text: str) -> bool:
     """Whether a text is an expression by itself, no part of one that goes on after a space."""
     try:
@@ -141,7 +152,7 @@ def cell_parser() -> Parser:
 
 def verb_parser(verb: str, description: str) -> Parser:
     """Build the parser of one verb of `%ddl`."""
-    kind = ExpressionParser if verb == "check" else Parser
+    kind = {"check": ExpressionParser, "chat": TextParser}.get(verb, Parser)
     parser = kind(f"%ddl {verb}", description)
     _ARGUMENTS.get(verb, lambda _: None)(parser)
     return parser
@@ -200,6 +211,12 @@ def _debug(parser: Parser) -> None:
     )
 
 
+def _chat(parser: Parser) -> None:
+    parser.add_argument(
+        "text", nargs="*", metavar="TEXT", help="what to say, in quotation marks (default: ask, until an empty line)"
+    )
+
+
 def _export(parser: Parser) -> None:
     parser.add_argument("file", metavar="FILE", help="the script")
     parser.add_argument(
@@ -216,7 +233,7 @@ def _help(parser: Parser) -> None:
 _ARGUMENTS: dict[str, Any] = {
     "start": _start, "restart": _start, "strategy": _strategy, "push": _names, "pull": _pull, "check": _check,
     "log": _log,
-    "where": _where, "show": _show, "debug": _debug, "export": _export, "help": _help,
+    "where": _where, "show": _show, "debug": _debug, "chat": _chat, "export": _export, "help": _help,
 }  # fmt: skip
 
 

@@ -7,10 +7,12 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ddl_magics.protocol import CellRequest, Outcome, Sample
+from ddl_magics.protocol import CHAT, CellRequest, Outcome, Sample
 from ddl_magics.views.rich_output import RichOutput
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ddl_magics.cluster.cluster import Cluster
     from ddl_magics.cluster.ipp import CellStream, Message
     from ddl_magics.telemetry.history import History
@@ -38,6 +40,8 @@ class RunningCell:
     history: History
     folder: Folder
     panel: Panel | None
+    listener: Callable[[dict[str, Any]], object] | None = None
+    """Gets what rank 0 tells of a chat, see `protocol.CHAT`."""
     mended_after: int = 0
     """The cell after which the process group was made anew last; 0: it is the first one."""
     samples: queue.SimpleQueue[Sample] = field(default_factory=queue.SimpleQueue)
@@ -133,6 +137,9 @@ class RunningCell:
         elif kind == "ddl_outcome":
             self.outcomes[rank] = Outcome.from_wire(content["outcome"])
             self.samples.put(Sample.from_wire(content["sample"]))
+        elif kind == CHAT:
+            if self.listener is not None:
+                self.listener(content)
         elif kind == "idle":
             self.idle.add(rank)
             self.folder.ended(rank)

@@ -13,6 +13,7 @@ from ipyparallel import RemoteError
 
 from ddl_magics import comparison, debugging, errors, postmortem
 from ddl_magics.cells import Cells
+from ddl_magics.chat import Chat
 from ddl_magics.cluster.cluster import Cluster
 from ddl_magics.cluster.options import ClusterOptions
 from ddl_magics.errors import CellInterrupted, NoClusterError, StartError, TransferError, UsageError
@@ -41,6 +42,7 @@ class Session:
         self._screen = screen
         self._options = ClusterOptions()
         self._cells: Cells | None = None
+        self._chat: Chat | None = None
         self._foresight = Foresight([])
         self.strategy = specs.parse(specs.DEFAULT)
         """Strategy of cells that name none."""
@@ -149,6 +151,7 @@ class Session:
         presses: list[bool] = []
         screen = self._screen()
         cells = self.cells
+        self._open_chat(None)
         cells.deaths.close()
         killed = to_the_end(cells.cluster.stop, lambda: presses.append(True))
         cells.close()
@@ -219,7 +222,10 @@ class Session:
             )
 
         def work() -> None:
-            cells.run(requests, options, line, screen)
+            opened: list[dict[str, Any]] = []
+            cells.run(requests, options, line, screen, opened.append)
+            if opened:
+                self._open_chat(Chat(opened[-1], cells, number, screen))
             if options.keep_as is not None:
                 ranks = requests[-1].ranks or range(cells.cluster.n)
                 namespace[options.keep_as] = self._fetch("result", dict.fromkeys(ranks, (number,)))
@@ -229,6 +235,25 @@ class Session:
             cells.in_background(work, screen)
         else:
             work()
+
+    def _open_chat(self, chat: Chat | None) -> None:
+        """Show a chat in the place of the one before; None: no chat is open any more."""
+        before, self._chat = self._chat, chat
+        if before:
+            before.close()
+        if chat:
+            chat.open()
+
+    def chat(self, text: str) -> None:
+        """Say something in the chat that is open, or talk on until an empty line."""
+        screen = self._screen()
+        if self._chat is None:
+            msg = "no chat is open"
+            raise UsageError(msg, "ddl.chat(model, tokenizer) in a %%ddl cell opens one")
+        if text:
+            self._chat.ask(text, screen)
+        else:
+            self._chat.converse(screen)
 
     def wait(self) -> None:
         """Wait for the cell that runs in the background."""

@@ -31,6 +31,7 @@ ARROWS = {
     "session": {
         "parsing",
         "foresight",
+        "chat",
         "comparison",
         "debugging",
         "postmortem",
@@ -54,6 +55,7 @@ ARROWS = {
         "views",
         "telemetry",
     },
+    "chat": {"cells", "parsing", "views"},
     "ladder": {"debugging", "freeing", "running", "views"},
     "freeing": {"running", "waits", "views"},
     "health": {"cluster", "deaths", "ladder", "waits", "views"},

@@ -69,6 +69,7 @@ def join(wire: dict[str, Any], host: str, port: int) -> dict[str, Any]:
         "interrupt": rescue.interrupt,
         "made": group.made,
         "debug": kernel.runner.breakpoints.command,
+        "hush": context.hush,
     }
     return {"device": world.device, "backend": dist.get_backend(), "groups": group.counts()}
 

@@ -11,6 +11,7 @@ from ddl_magics.rank.scope import Scope
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ddl_magics.rank.conversation import Conversation
     from ddl_magics.rank.generation.call import Target
     from ddl_magics.rank.generation.plan import Share
     from ddl_magics.rank.generation.result import Generated
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 class Speaking(Scope):
     """What a language model says."""
+
+    _chat: Conversation | None = None
+    """The chat that was opened last."""
 
     def generate(
         self,
@@ -68,19 +72,79 @@ class Speaking(Scope):
         UsageOnRankError
             On all ranks alike, for prompts or options that cannot be.
         """
-        from ddl_magics.rank.generation.call import Call, generate
-
-        target, share = self._speaker(model)
-        made = generate(
-            target,
-            share,
-            Call(prompts, max_new_tokens, tokenizer, batch_size, stream, seed, gather, sampling),
-            free=lambda: self.hardware.free() // (self.world.local_world_size if self.world.device == "cpu" else 1),
-            peak_memory=lambda: self._memory.peak()["total"],
+        made = self._generate(
+            model,
+            prompts,
+            max_new_tokens=max_new_tokens,
+            tokenizer=tokenizer,
+            batch_size=batch_size,
+            stream=stream,
+            seed=seed,
+            gather=gather,
+            **sampling,
         )
         self._record("tokens/s", made.figures.tokens_per_second)
         self._record("first token (s)", made.figures.first_token)
         return made
+
+    def chat(
+        self, model: Any, tokenizer: Any, system: str | None = None, *, max_new_tokens: int = 256, **options: Any
+    ) -> None:
+        """Open a chat with an instruction-tuned model: a box in the notebook, a prompt in a program.
+
+        Parameters
+        ----------
+        model, tokenizer
+            As for `generate`. The chat does not keep the model alive.
+        system
+            What the model is told before all else; None for what its chat template says.
+        max_new_tokens, options
+            Of each answer, as for `generate`.
+        """
+        from ddl_magics.rank import channel
+        from ddl_magics.rank.conversation import Conversation
+
+        number = self._chat.number + 1 if self._chat else 1
+        target, _ = self._speaker(model)
+        positions = getattr(getattr(target.module, "config", None), "max_position_embeddings", None)
+        options["max_new_tokens"] = max_new_tokens
+        self._chat = Conversation(number, model, tokenizer, system, options, positions)
+        opened = {"chat": number, "model": type(target.module).__name__, "strategy": target.strategy.spec.text}
+        if channel.notebook():
+            channel.tell(opened, on=self.rank)
+        else:
+            channel.converse(self._chat, self._generate, self.rank)
+
+    def reply(self, text: str | None, chat: int) -> None:
+        """Answer a message of the open chat, None to forget what was said; what the notebook's chat runs here."""
+        from ddl_magics.rank import channel
+
+        if self._chat is None or self._chat.number != chat:
+            raise UsageOnRankError(f"Chat {chat} is not open any more", "Call ddl.chat again.")
+        if text is None:
+            self._chat.clear()
+            return
+        made = self._chat.answer(text, self._generate, lambda piece: channel.tell({"chat": chat, "text": piece}))
+        told = f"{made.figures.tokens} tokens, {made.figures.tokens_per_second:.1f} tokens/s"
+        channel.tell({"chat": chat, "figures": told}, on=self.rank)
+
+    def hush(self) -> None:
+        """Let the answer of the open chat that is under way end with its next token; from any thread."""
+        if self._chat is not None:
+            self._chat.hushed.set()
+
+    def _generate(self, model: Any, prompts: Any, **given: Any) -> Generated:
+        """As `generate`, without a trace on the panel."""
+        from ddl_magics.rank.generation.call import Call, generate
+
+        target, share = self._speaker(model)
+        return generate(
+            target,
+            share,
+            Call.of(prompts, given),
+            free=lambda: self.hardware.free() // (self.world.local_world_size if self.world.device == "cpu" else 1),
+            peak_memory=lambda: self._memory.peak()["total"],
+        )
 
     def _record(self, name: str, value: float) -> None:
         """On the panel, each call a step."""

@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from ddl_magics.errors import UsageOnRankError
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     from ddl_magics.rank.training import Training
     from ddl_magics.strategies.base import Strategy
+
+PLAIN = (bool, int, float, str)
+"""Types of options that are compared between ranks; objects have other addresses on each."""
 
 ROOM = 2.0
 """Whole weights are gathered where this many times their size is free: the cache and activations need room too."""
@@ -69,13 +72,21 @@ class Call:
     """What `ddl.generate` was given beside the model; see there."""
 
     prompts: Any
-    max_new_tokens: int
-    tokenizer: Any
-    batch_size: int | None
-    stream: bool | Callable[[int, str, bool], object]
-    seed: int | None
-    gather: bool | None
-    options: dict[str, Any]
+    max_new_tokens: int = 64
+    tokenizer: Any = None
+    batch_size: int | None = None
+    stream: bool | Callable[[int, str, bool], object] = False
+    seed: int | None = None
+    gather: bool | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    """Of transformers."""
+
+    @classmethod
+    def of(cls, prompts: Any, given: dict[str, Any]) -> Call:
+        """Tell our own arguments from the options of transformers."""
+        own = {one.name for one in fields(cls)} - {"prompts", "options"}
+        options = {name: value for name, value in given.items() if name not in own}
+        return cls(prompts, options=options, **{name: given[name] for name in own & set(given)})
 
 
 @dataclass(frozen=True)
@@ -98,7 +109,8 @@ def generate(
 
     def read() -> Any:
         found.append(_read(target, call))
-        return [found[0].tokens, call.max_new_tokens, call.batch_size, call.gather, repr(sorted(call.options))]
+        plain = {name: value if isinstance(value, PLAIN) else "" for name, value in call.options.items()}
+        return [found[0].tokens, call.max_new_tokens, call.batch_size, call.gather, repr(sorted(plain.items()))]
 
     _, agreed = agree(share, read, call.seed, lambda: free() >= ROOM * target.whole_bytes())
     tokens, options = found[0].tokens, found[0].options

@@ -37,9 +37,9 @@ class Share:
     size: int
 
     def slice_of(self, count: int, rank: int | None = None) -> range:
-        """Numbers of this part out of `count`, as even as they divide, in order."""
+        """Numbers of this part out of `count`, as even as they divide, in order; the first parts have more."""
         rank = self.rank if rank is None else rank
-        return range(count * rank // self.size, count * (rank + 1) // self.size)
+        return range(-(-count * rank // self.size), -(-count * (rank + 1) // self.size))
 
     def batches(self, prompts: list[list[int]], copies: int, batch_size: int | None) -> Iterator[list[Row]]:
         """Rows of this part, in batches of `batch_size` prompts, None for all of them at once."""

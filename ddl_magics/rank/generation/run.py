@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
 
 from ddl_magics.errors import UsageOnRankError
 from ddl_magics.rank.generation.draws import OwnDraws, generator_of, warpers
@@ -120,7 +120,7 @@ class Generator:
         if self.options.config.stop_strings:
             more["tokenizer"] = self.tokenizer
         if "stopping_criteria" in self.options.objects:
-            more["stopping_criteria"] = self.options.objects["stopping_criteria"]
+            more["stopping_criteria"] = StoppingCriteriaList(self.options.objects["stopping_criteria"])
         return more
 
     def _processors(self, rows: list[Row], watch: Steps) -> Iterator[Any]:
