@@ -19,6 +19,7 @@ import torch.distributed as dist
 from ddl_magics import lease
 from ddl_magics.errors import UsageOnRankError
 from ddl_magics.protocol import JOB, CellRequest, World
+from ddl_magics.rank import uncaught
 from ddl_magics.rank import world as place_among
 from ddl_magics.rank.asked import asked
 from ddl_magics.rank.context import Context
@@ -121,6 +122,7 @@ def init(
     DDLError
         The strategy cannot run on this world, or the ranks did not find one another.
     """
+    uncaught.install()
     lease.end_with_owner()
     if JOB in os.environ and isinstance(sys.stdout, io.TextIOWrapper):
         # Unbuffered, text and end of a line would be written by themselves, and mixed with those of other ranks.
