@@ -23,7 +23,7 @@ from ddl_magics.views.status import StatusRow
 from ddl_magics.views.where import ANSWER_S, show_where, where
 
 RUN = "run a script on many ranks, by whatever starts them here; what follows -- is the script's"
-EXPORT = "write the %%%%ddl cells of a notebook as a script"
+EXPORT = "write a notebook's cells for ranks as a script"
 VERBS = {
     "status": "show every rank",
     "where": "where every rank is, and who waits for whom",
