@@ -99,7 +99,7 @@ class FSDPPrepared(KeptByParameter):
 
     def _gradients(self) -> list[torch.Tensor]:
         """Of this rank's rows."""
-        return [fsdp_shards.local(p.grad) for p in self.module.parameters() if p.grad is not None]
+        return [fsdp_shards.local(p.grad) for p in fsdp_shards.shards(self.module) if p.grad is not None]
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         return fsdp_shards.full_state(self.module)
@@ -133,7 +133,7 @@ class FSDPPrepared(KeptByParameter):
                 fsdp_shards.reshard(self.module)  # torch keeps the root's part for a backward, which does not come
 
     def measure(self) -> dict[str, int]:
-        parameters = map(fsdp_shards.local, self.module.parameters())
+        parameters = map(fsdp_shards.local, fsdp_shards.shards(self.module))
         return bytes_by_kind(
             parameters=[*parameters, *fsdp_shards.gathered(self.module)],
             gradients=self._gradients(),

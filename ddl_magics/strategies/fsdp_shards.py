@@ -239,6 +239,12 @@ def reshard(module: nn.Module) -> None:
             part.reshard()
 
 
+def shards(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield the parameters under way as rows, also while the module has them whole; tied ones once."""
+    for one in _fsdp_parameters(module):
+        yield one.sharded_param
+
+
 def gathered(module: nn.Module) -> Iterator[torch.Tensor]:
     """Yield storages of gathered parameters, empty while none is."""
     for one in _fsdp_parameters(module):
