@@ -14,11 +14,13 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.timeout(60)
 def test_a_mistake_shows_the_programs_own_lines_and_one_of_ours(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text("import ddl_magics\n\ndef begin():\n    ddl_magics.init('zero:9')\n\nbegin()\n")
+    lines = ["from ddl_magics.rank import uncaught", "from ddl_magics.strategies import spec", "uncaught.install()", "",
+             "def begin():", "    spec.parse('zero:9')", "", "begin()"]  # fmt: skip
+    script.write_text("\n".join(lines))
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)})
     assert done.returncode == 1
     assert done.stderr == (
-        f'  File "{script}", line 6, in <module>\n    begin()\n'
+        f'  File "{script}", line 8, in <module>\n    begin()\n'
         f"  File \"{script}\", line 4, in begin\n    ddl_magics.init('zero:9')\n"
         "SpecError: ZeRO has no stage '9'. Valid: zero:1, zero:2, zero:3.\n"
     )
