@@ -14,6 +14,8 @@ from tests.strategies.models import MLP, MODELS, samples
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ddl_magics.rank.context import Context
+
 BATCH = 4
 SAMPLES = 24
 """Six batches in an epoch: ten steps end in the middle of the second."""
@@ -33,12 +35,20 @@ BUILD = {**MODELS, "dropout": Dropped}
 
 
 class Cells:
-    """Cells on this rank, one after the other."""
+    """Cells on this rank, one after the other; `ddl` None: of a program."""
 
-    def __init__(self) -> None:
+    def __init__(self, ddl: Context | None = None) -> None:
         torch.set_num_threads(1)
-        self.ddl = init("ddp", device="cpu")
+        self.ddl: Any = init("ddp", device="cpu") if ddl is None else ddl
         self.count = 0
+
+    def do(self, task: str, checkpoints: Path) -> dict[str, Any]:
+        """Make the checkpoint `RANKS STRATEGY MODEL` for the task `STRATEGY MODEL`; load one for `STRATEGY<NAME`."""
+        strategy, loads, name = task.partition("<")
+        if loads:
+            return self.resumed(strategy, name.split()[-1], checkpoints / name)
+        strategy, model = task.split()
+        return self.halfway(strategy, model, checkpoints / f"{self.ddl.world.world_size} {task}")
 
     def begin(self, strategy: str, seed: int) -> None:
         """Begin a cell as the notebook would."""
