@@ -63,10 +63,10 @@ def _of_partitions(optimizer: Any) -> Iterator[tuple[int, Home]]:
         size, rank = int(optimizer.partition_size[number]), dist.get_rank(optimizer.real_dp_process_group[number])
         for parameter in group:
             first = parameter.storage_offset() - flat.storage_offset()
-            yield id(parameter), _home(number, first, parameter.numel(), size, rank)
+            yield id(parameter), place(number, first, parameter.numel(), size, rank)
 
 
-def _home(number: int, first: int, numel: int, size: int, rank: int) -> Home:
+def place(number: int, first: int, numel: int, size: int, rank: int) -> Home:
     """`first`: where the parameter begins in the flat tensor, of which each rank has `size` elements."""
     last = first + numel
     ranks = range(first // size, -(-last // size))

@@ -22,7 +22,7 @@ TWO = (
     "single", UNUSED, "zero:1", "zero:2", "zero:3", "zero:2,offload=cpu", "fsdp", "axonn:2x1x1", "axonn:1x2x1",
     "axonn:1x1x2",
 )  # fmt: skip
-GRIDS = ("4x1x1", "1x4x1", "1x1x4", "2x2x1", "2x1x2", "1x2x2", "2x1x1", "1x2x1", "1x1x2", "1x1x1")
+GRIDS = ("4x1x1", "1x4x1", "1x1x4", "2x2x1", "2x1x2", "1x2x2", "2x1x1", "1x2x1", "1x1x2")
 FOUR = tuple(f"axonn:{grid}" for grid in GRIDS)
 WORLDS = [(2, text) for text in TWO] + [(4, text) for text in FOUR]
 worlds = pytest.mark.parametrize(("size", "text"), WORLDS, ids=[f"{text} on {size} ranks" for size, text in WORLDS])
