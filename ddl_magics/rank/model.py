@@ -101,7 +101,7 @@ class Model:
         if self._ddl.prepared.sync_generate():
             # A rank that has its last token goes on, or the others would wait for its part of the parameters.
             kwargs.setdefault("synced_gpus", True)
-        with self._ddl.autocast():
+        with self._ddl.autocast(), self._ddl.prepared.inference(whole=False):
             return generate(*args, **kwargs)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -143,7 +143,7 @@ class Strategy(ABC):
     def inference(self, module: torch.nn.Module) -> AbstractContextManager[None]:
         """What forwards without gradients of a module that was not prepared run in; within, each rank computes alone.
 
-        Entering is a collective where `model_init` shards.
+        Entering is a collective where `model_init` shards. Raises UsageOnRankError for shards that cannot compute so.
         """
         return nullcontext()
 

@@ -71,6 +71,12 @@ def sharded_by(module: torch.nn.Module) -> str:
     return "fsdp" if any(hasattr(parameter, "device_mesh") for parameter in parameters) else ""
 
 
+def unprepared(module: torch.nn.Module, strategy: Strategy) -> UsageOnRankError:
+    """Give the error for a module whose shards cannot compute, since it is not prepared, or not any more."""
+    message = f"This {type(module).__name__} is shards of {strategy.spec.text}, which compute only when it is prepared"
+    return UsageOnRankError(message, "Write model = ddl.prepare(model) before.")
+
+
 # Precision
 
 

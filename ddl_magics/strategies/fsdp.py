@@ -89,6 +89,14 @@ class FSDP(Strategy):
 
         fsdp_shards.load_full_state(module, state)
 
+    def inference(self, module: torch.nn.Module) -> AbstractContextManager[None]:
+        from ddl_magics.strategies import fsdp_shards
+        from ddl_magics.strategies.common import unprepared
+
+        if any(map(fsdp_shards.is_sharded, module.parameters())):
+            raise unprepared(module, self)
+        return nullcontext()
+
     def rebind(self) -> None:
         """Forget the mesh over the old group; the next prepare, and `Prepared.rebind`, make one over the new."""
         self._mesh = None

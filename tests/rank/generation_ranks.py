@@ -5,6 +5,7 @@ Started as `generation_ranks.py FOLDER SMOLLM2`; the tests judge what is found. 
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import io
 import sys
@@ -12,7 +13,7 @@ import time
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
 from ddl_magics.errors import DDLError
@@ -275,6 +276,43 @@ def mistakes() -> dict[str, str]:
     return found
 
 
+def shards_of_a_model_that_was_closed() -> dict[str, str]:
+    found = {}
+    for strategy in ("fsdp", "axonn:2x1x1"):
+        inner = ddl.unwrap(small(strategy))
+        ddl.forget_dropped_models()
+        found[strategy] = said(ddl.generate, inner, PROMPTS, max_new_tokens=2)
+    return found
+
+
+def chat_in_a_program() -> dict[str, Any]:
+    """Rank 0 asks in its terminal, here a list of lines; all ranks keep what was said."""
+    begin("zero:3")
+    with ddl.model_init(seed=3):
+        config = LlamaConfig(
+            vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+            max_position_embeddings=64,
+        )  # fmt: skip
+        model = LlamaForCausalLM(config)
+    model, lines = ddl.prepare(model), iter(["Hello", "How are you?", "What is your name?"])
+    asked = builtins.input
+    builtins.input = lambda prompt: next(lines, "")
+    try:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            ddl.chat(model, tokenizer, system="Be brief.", max_new_tokens=6, eos_token_id=None)
+    finally:
+        builtins.input = asked
+    messages, chat = list(ddl._chat.messages), ddl._chat.number
+    del model
+    return {
+        "messages": messages,
+        "printed": printed.getvalue(),
+        "gone": said(ddl.reply, "Still there?", chat=chat),
+        "closed": said(ddl.reply, "And you?", chat=chat + 1),
+        "no template": said(ddl.chat, small("ddp"), object()),
+    }
+
+
 def run(check: Any) -> None:
     began, cpu = time.monotonic(), time.process_time()
     notes.write(check.__name__, check())
@@ -291,6 +329,8 @@ CHECKS = (
     sampled,
     searched,
     models_that_were_not_prepared,
+    shards_of_a_model_that_was_closed,
+    chat_in_a_program,
     what_is_left_of_a_model,
     greedy_on_a_small_model,
     streamed,

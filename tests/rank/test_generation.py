@@ -102,6 +102,31 @@ def test_a_model_need_not_be_prepared(found, strategy):
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize("strategy", ["fsdp", "axonn:2x1x1"])
+def test_shards_that_cannot_compute_are_named(found, strategy):
+    for rank in found.of("shards_of_a_model_that_was_closed"):
+        assert rank[strategy] == (
+            f"UsageOnRankError: This LlamaForCausalLM is shards of {strategy}, which compute only when it is prepared. "
+            "Write model = ddl.prepare(model) before."
+        )
+
+
+@pytest.mark.mpi
+def test_a_program_chats_in_rank_0_s_terminal(found):
+    """The first question is forgotten with its answer: the model has 64 positions, 6 of which are for the answer."""
+    first, second = found.of("chat_in_a_program")
+    assert first["messages"] == second["messages"]
+    assert [message["role"] for message in first["messages"]] == ["user", "assistant"] * 2
+    assert [message["content"] for message in first["messages"][::2]] == ["How are you?", "What is your name?"]
+    assert first["printed"].endswith(first["messages"][-1]["content"] + "\n")
+    assert second["printed"] == ""
+    for rank in (first, second):
+        assert rank["gone"].startswith("UsageOnRankError: The model of chat 1 is gone")
+        assert rank["closed"] == "UsageOnRankError: Chat 2 is not open any more. Call ddl.chat again."
+        assert rank["no template"].startswith("UsageOnRankError: This tokenizer has no chat template. ")
+
+
+@pytest.mark.mpi
 @pytest.mark.parametrize("strategy", ["zero:3", "fsdp"])
 def test_training_goes_on_as_if_nothing_had_been_generated(found, strategy):
     for rank in found.of("what_is_left_of_a_model"):

@@ -94,6 +94,15 @@ class AxoNN(Strategy):
 
         load_full_state_dict(module, state)
 
+    def inference(self, module: torch.nn.Module) -> AbstractContextManager[None]:
+        if self._groups is not None:  # else nothing is split yet
+            from ddl_magics.strategies.axonn.shard import parallel_layers
+            from ddl_magics.strategies.common import unprepared
+
+            if any(parallel_layers(module)):
+                raise unprepared(module, self)
+        return nullcontext()
+
     def _open(self) -> Groups:
         """Process groups of the grid, made at the first prepare and kept."""
         if self._groups is None:
