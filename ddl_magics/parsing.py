@@ -96,7 +96,9 @@ def _is_whole(text: str) -> bool:
 
 def add_strategy(parser: Parser) -> None:
     """Add the strategy and its other spellings."""
-    parser.add_argument("--strategy", metavar="SPEC", help="single, ddp, zero:3, fsdp, axonn:2x1x1; several with commas")
+    parser.add_argument(
+        "--strategy", metavar="SPEC", help="single, ddp, zero:3, fsdp, axonn:2x1x1; several with commas"
+    )
     parser.add_argument("--stage", type=int, metavar="S", help="another spelling of zero:S")
     parser.add_argument("--grid", type=int, nargs=3, metavar=("R", "C", "D"), help="another spelling of axonn:RxCxD")
 
