@@ -126,7 +126,7 @@ def init(
     lease.end_with_owner()
     if JOB in os.environ and isinstance(sys.stdout, io.TextIOWrapper):
         # Unbuffered, text and end of a line would be written by themselves, and mixed with those of other ranks.
-        sys.stdout.reconfigure(line_buffering=True)
+        sys.stdout.reconfigure(line_buffering=True, write_through=False)
     given = {
         "strategy": strategy,
         "precision": precision,

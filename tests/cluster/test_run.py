@@ -23,7 +23,8 @@ ROOT = Path(__file__).parents[2]
 TELL = """\
 import os, sys, time
 rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("RANK", "-1")))
-print(f"rank {rank} {sys.argv[1:]} {os.environ.get('DDL_MAGICS_STRATEGY')} {os.environ.get('HERE')}")
+told = os.environ.get("DDL_MAGICS_STRATEGY"), os.environ.get("HERE")
+sys.stdout.write(f"rank {rank} {sys.argv[1:]} {' '.join(map(str, told))}\\n")  # print may write a line in two pieces
 if "fail" in sys.argv and rank == 1:
     sys.exit(7)
 if "hold" in sys.argv or "fail" in sys.argv:

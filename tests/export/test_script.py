@@ -16,6 +16,7 @@ from ddl_magics.export.script import as_comment
 from ddl_magics.export.writing import compose, export
 
 pytestmark = pytest.mark.timeout(60)
+ROOT = Path(__file__).parents[2]
 RUFF = Path(sys.executable).parent / "ruff"
 
 
@@ -434,12 +435,20 @@ def test_text_becomes_comments_with_headings_underlined_and_long_lines_filled() 
 
 
 def test_a_terminal_exports_a_file(tmp_path: Path) -> None:
-    source = Path(__file__).parents[2] / "examples" / "00_quickstart.ipynb"
+    source = ROOT / "examples" / "00_quickstart.ipynb"
     command = [sys.executable, "-m", "ddl_magics.cli", "export", str(source), "train.py"]
-    env = {**os.environ, "PYTHONPATH": str(source.parents[1])}
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "ddl-magics run train.py -n 2"
     compile((tmp_path / "train.py").read_text(), "train.py", "exec")
     again = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert (again.returncode, again.stderr) == (1, "ddl-magics: train.py is there already. --force replaces it.\n")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_the_notebooks_of_the_tutorial_become_scripts(path: Path) -> None:
+    text, said, parts = compose(read(path), "train.py", None)
+    compile(text, "train.py", "exec")
+    assert len(parts) >= 3
+    assert not [one for one in said if "for one process" not in str(one) and "did not end well" not in str(one)], said

@@ -21,7 +21,7 @@ def test_a_mistake_shows_the_programs_own_lines_and_one_of_ours(tmp_path: Path) 
     assert done.returncode == 1
     assert done.stderr == (
         f'  File "{script}", line 8, in <module>\n    begin()\n'
-        f"  File \"{script}\", line 4, in begin\n    ddl_magics.init('zero:9')\n"
+        f"  File \"{script}\", line 6, in begin\n    spec.parse('zero:9')\n"
         "SpecError: ZeRO has no stage '9'. Valid: zero:1, zero:2, zero:3.\n"
     )
 
