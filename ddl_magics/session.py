@@ -175,6 +175,7 @@ class Session:
 
     def close(self) -> None:
         """End the ranks without a word, when the kernel goes."""
+        self._open_chat(None)
         cells, self._cells = self._cells, None
         if cells and not self._options.keep:
             cells.deaths.close()

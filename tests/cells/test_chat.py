@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import signal
 import time
 
 import pytest
@@ -172,11 +174,16 @@ def test_a_headless_notebook_gets_a_line(ranks2, smollm2):
     assert ranks2.run('%ddl chat "Hello"', allow_stdin=False).ename is None
 
 
-def test_the_end_of_the_ranks_closes_the_box(ranks2, smollm2):
-    opened(ranks2, smollm2)
+def test_a_death_is_told_in_the_box_and_the_end_of_the_ranks_closes_it(ranks2, smollm2):
+    opened(ranks2, smollm2, tokens=1500)
     box = Box(ranks2)
     box.say("Hello")
-    box.until(answered(1))
+    box.until(lambda text: len(text.partition("model> ")[2]) > 20)
+    pid = ranks2.value("get_ipython().magics_manager.registry['DDLMagics'].session.cells.cluster.facts[1]['pid']")
+    os.kill(pid, signal.SIGKILL)
+    text = box.until(lambda text: "rank 1 died" in text)
+    assert text.splitlines()[-1].startswith("rank 1 died (signal 9 Killed")
+    assert text.splitlines()[-2].startswith("model> "), "what was said stays"
     reply = ranks2.send("%ddl stop")
     box.until(lambda _: any(data == {"text/plain": "", "text/html": ""} for data in box.drawn.values()))
     assert "you> Hello" in box.text
