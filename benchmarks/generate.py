@@ -12,12 +12,12 @@ SCRIPT = Path(__file__).with_name("generate_script.py")
 SIZES = "1,4,8"
 CASES = {
     # ranks: strategy, whether sharded weights are gathered once, batch sizes, new tokens of each text
-    1: [("single", "", SIZES, 16)],
+    1: [("single", "", SIZES, 8)],
     2: [
-        ("ddp", "", SIZES, 16),
-        ("axonn:2x1x1", "", SIZES, 16),
-        ("zero:3", "once", SIZES, 16),
-        ("fsdp", "once", SIZES, 16),
+        ("ddp", "", SIZES, 8),
+        ("axonn:2x1x1", "", SIZES, 8),
+        ("zero:3", "once", SIZES, 8),
+        ("fsdp", "once", SIZES, 8),
         ("zero:3", "every", "4", 4),
         ("fsdp", "every", "4", 4),
     ],

@@ -33,7 +33,9 @@ class Chat:
     Parameters
     ----------
     opened
-        What rank 0 told of it: `chat`, its number, `model` and `strategy`.
+        What rank 0 told of it: `chat`, its key on the ranks, `model` and `strategy`.
+    number
+        Of this chat among those of the session, from 1.
     cells
         Of the cluster that it is on.
     cell
@@ -42,8 +44,9 @@ class Chat:
         Of that cell.
     """
 
-    def __init__(self, opened: dict[str, Any], cells: Cells, cell: int, screen: Screen) -> None:
-        self.number: int = opened["chat"]
+    def __init__(self, opened: dict[str, Any], number: int, cells: Cells, cell: int, screen: Screen) -> None:
+        self._key: str = opened["chat"]
+        self.number = number
         self._strategy = specs.parse(opened["strategy"])
         self._cells = cells
         self._cell = cell
@@ -151,7 +154,7 @@ class Chat:
     def _run(self, text: str | None, screen: Screen) -> None:
         """Run a cell on the ranks that answers, under the strategy of the model; None lets it forget."""
         options = CellOptions(strategies=(self._strategy,), name=f"chat {self.number}", panel=False, output="rank0")
-        code = f"ddl.reply({text!r}, chat={self.number})"
+        code = f"ddl.reply({text!r}, chat={self._key!r})"
         requests = self._cells.requests(code, options, self._strategy, self._cell)
         self._cells.run(requests, options, "", screen, self._hear)
 
@@ -167,7 +170,7 @@ class Chat:
 
     def _hear(self, content: dict[str, Any]) -> None:
         """What rank 0 tells: a piece of the answer, or how it went."""
-        if self._answer is None or content["chat"] != self.number:
+        if self._answer is None or content["chat"] != self._key:
             return
         if "text" in content:
             self._answer.text += content["text"]

@@ -27,7 +27,7 @@ TELEMETRY = "ddl_telemetry"
 """Message type of a `Sample` on the engines' IOPub channel."""
 
 CHAT = "ddl_chat"
-"""Message type of what rank 0 tells of a chat, by its number `chat`: that it is open (with `model` and `strategy`), a
+"""Message type of what rank 0 tells of a chat, by its key `chat`: that it is open (with `model` and `strategy`), a
 piece of an answer (`text`), or how the answer went (`figures`)."""
 
 

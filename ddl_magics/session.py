@@ -43,6 +43,7 @@ class Session:
         self._options = ClusterOptions()
         self._cells: Cells | None = None
         self._chat: Chat | None = None
+        self._chats = 0
         self._foresight = Foresight([])
         self.strategy = specs.parse(specs.DEFAULT)
         """Strategy of cells that name none."""
@@ -226,7 +227,8 @@ class Session:
             opened: list[dict[str, Any]] = []
             cells.run(requests, options, line, screen, opened.append)
             if opened:
-                self._open_chat(Chat(opened[-1], cells, number, screen))
+                self._chats += 1
+                self._open_chat(Chat(opened[-1], self._chats, cells, number, screen))
             if options.keep_as is not None:
                 ranks = requests[-1].ranks or range(cells.cluster.n)
                 namespace[options.keep_as] = self._fetch("result", dict.fromkeys(ranks, (number,)))

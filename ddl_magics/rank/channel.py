@@ -37,7 +37,7 @@ def converse(chat: Conversation, generate: Callable[..., Any], rank: int) -> Non
     turn = 0
     while True:
         turn += 1
-        text = _heard(f"chat/{chat.number}/{turn}", rank)
+        text = _heard(f"chat/{chat.key}/{turn}", rank)
         if not text:
             return
         chat.answer(text, generate, _print if rank == 0 else None)

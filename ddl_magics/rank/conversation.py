@@ -29,8 +29,8 @@ class Conversation:
 
     Parameters
     ----------
-    number
-        Which of this session, from 1.
+    key
+        Names it, the same on all ranks.
     model, tokenizer
         As for `ddl.generate`.
     system
@@ -41,7 +41,7 @@ class Conversation:
 
     def __init__(
         self,
-        number: int,
+        key: str,
         model: Any,
         tokenizer: Any,
         system: str | None,
@@ -52,7 +52,7 @@ class Conversation:
             raise UsageOnRankError(
                 "This tokenizer has no chat template", "Use an instruction-tuned model, or ddl.generate for texts."
             )
-        self.number = number
+        self.key = key
         self.tokenizer = tokenizer
         self.hushed = Event()
         """The user wants no more of the answer that is under way; set from any thread."""
@@ -81,7 +81,7 @@ class Conversation:
         model = self._model()
         if model is None:
             raise UsageOnRankError(
-                f"The model of chat {self.number} is gone: its variable has another value by now",
+                "The model of this chat is gone: its variable has another value by now",
                 "Call ddl.chat again.",
             )
         said = self._fitting([*self.messages, {"role": "user", "content": text}])

@@ -104,23 +104,22 @@ class Speaking(Scope):
         from ddl_magics.rank import channel
         from ddl_magics.rank.conversation import Conversation
 
-        number = self._chat.number + 1 if self._chat else 1
         target, _ = self._speaker(model)
         positions = getattr(getattr(target.module, "config", None), "max_position_embeddings", None)
         options["max_new_tokens"] = max_new_tokens
-        self._chat = Conversation(number, model, tokenizer, system, options, positions)
-        opened = {"chat": number, "model": type(target.module).__name__, "strategy": target.strategy.spec.text}
+        self._chat = Conversation(self._request.run, model, tokenizer, system, options, positions)
+        opened = {"chat": self._chat.key, "model": type(target.module).__name__, "strategy": target.strategy.spec.text}
         if channel.notebook():
             channel.tell(opened, on=self.rank)
         else:
             channel.converse(self._chat, self._generate, self.rank)
 
-    def reply(self, text: str | None, chat: int) -> None:
+    def reply(self, text: str | None, chat: str) -> None:
         """Answer a message of the open chat, None to forget what was said; what the notebook's chat runs here."""
         from ddl_magics.rank import channel
 
-        if self._chat is None or self._chat.number != chat:
-            raise UsageOnRankError(f"Chat {chat} is not open any more", "Call ddl.chat again.")
+        if self._chat is None or self._chat.key != chat:
+            raise UsageOnRankError("This chat is not open any more", "Call ddl.chat again.")
         if text is None:
             self._chat.clear()
             return

@@ -151,11 +151,12 @@ def test_what_fails_on_the_ranks_is_a_line_of_the_transcript(ranks2, smollm2):
     assert "model>" not in text
     ranks2.run("%%ddl\ndel model, tokenizer")
     box.say("Still there?")
-    box.until(lambda text: "The model of chat" in text)
+    box.until(lambda text: "The model of this chat" in text)
 
 
 def test_percent_chat_talks_without_a_box(ranks2, smollm2):
-    opened(ranks2, smollm2)
+    """With a model of rank 0 alone, so that the next chat, of all ranks, is not their second."""
+    opened(ranks2, smollm2, strategy="single")
     shown = ranks2.run('%ddl chat "What\'s that?"')
     assert shown.ename is None, shown.text
     assert len(shown.stdout.strip()) > 0

@@ -302,13 +302,13 @@ def chat_in_a_program() -> dict[str, Any]:
             ddl.chat(model, tokenizer, system="Be brief.", max_new_tokens=6, eos_token_id=None)
     finally:
         builtins.input = asked
-    messages, chat = list(ddl._chat.messages), ddl._chat.number
+    messages, chat = list(ddl._chat.messages), ddl._chat.key
     del model
     return {
         "messages": messages,
         "printed": printed.getvalue(),
         "gone": said(ddl.reply, "Still there?", chat=chat),
-        "closed": said(ddl.reply, "And you?", chat=chat + 1),
+        "closed": said(ddl.reply, "And you?", chat="another"),
         "no template": said(ddl.chat, small("ddp"), object()),
     }
 

@@ -121,8 +121,8 @@ def test_a_program_chats_in_rank_0_s_terminal(found):
     assert first["printed"].endswith(first["messages"][-1]["content"] + "\n")
     assert second["printed"] == ""
     for rank in (first, second):
-        assert rank["gone"].startswith("UsageOnRankError: The model of chat 1 is gone")
-        assert rank["closed"] == "UsageOnRankError: Chat 2 is not open any more. Call ddl.chat again."
+        assert rank["gone"].startswith("UsageOnRankError: The model of this chat is gone")
+        assert rank["closed"] == "UsageOnRankError: This chat is not open any more. Call ddl.chat again."
         assert rank["no template"].startswith("UsageOnRankError: This tokenizer has no chat template. ")
 
 
