@@ -25,10 +25,7 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2
 
 
 class Draft:
-    """A new file that is being written, with the digest of what is in it so far.
-
-    Works as the file object that `torch.save` writes to.
-    """
+    """A new file that is being written, with the digest of what is in it so far."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,9 +42,6 @@ class Draft:
         self._digest.update(view)
         self.size += len(view)
         return len(view)
-
-    def flush(self) -> None:
-        """Nothing is held back."""
 
     def finish(self) -> dict[str, int | str]:
         """Close it when it is on the disk; returns its size in bytes and its sha256."""

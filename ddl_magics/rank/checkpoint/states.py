@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 METADATA = ".metadata"
 VERSION = "1.0.0"
 """Of the library's format."""
+SMALL = 2**16
+"""Bytes below which a piece is written together with others."""
 
 
 class Place(NamedTuple):
@@ -56,8 +58,7 @@ class StatesDraft:
         start = self._draft.size
         archive = _Archive(self._draft)
         torch.save(tensor.detach(), cast("IO[bytes]", archive))
-        if archive.failure is not None:
-            raise archive.failure
+        archive.finish()
         place = Place(self._draft.path.name, start, self._draft.size - start)
         self.places.append((entry, place))
 
@@ -75,18 +76,35 @@ class _Archive:
 
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
-        self.failure: OSError | None = None
+        self._failure: OSError | None = None
+        self._small = bytearray()
+        """What was written in small pieces, of which there are many around each tensor."""
 
     def write(self, data: Buffer) -> int:
-        if self.failure is None:
-            try:
-                self._draft.write(data)
-            except OSError as error:
-                self.failure = error
-        return memoryview(data).nbytes
+        size = memoryview(data).nbytes
+        if size < SMALL:
+            self._small += data
+        else:
+            self.flush()
+            self._put(data)
+        return size
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        small, self._small = self._small, bytearray()
+        self._put(small)
+
+    def finish(self) -> None:
+        """Write the rest, and raise what went wrong on the way."""
+        self.flush()
+        if self._failure is not None:
+            raise self._failure
+
+    def _put(self, data: Buffer) -> None:
+        try:
+            if self._failure is None:
+                self._draft.write(data)
+        except OSError as error:
+            self._failure = error
 
 
 def file_name(rank: int) -> str:
@@ -141,7 +159,8 @@ class Mapped:
         if count == 0:
             return torch.empty(self.shape, dtype=self.dtype)[index]
         flat = torch.frombuffer(self._file, dtype=self.dtype, count=count, offset=self._start())
-        return flat.reshape(self.shape)[index].clone()
+        part: torch.Tensor = flat.reshape(self.shape)[index]  # which keeps the file mapped
+        return part
 
     def _start(self) -> int:
         """Where in the file the tensor's bytes begin: torch's archive is a zip that compresses nothing."""
