@@ -190,6 +190,8 @@ class Halves(NamedTuple):
     end: State
     losses: list[float]
     """Of the second half."""
+    unlike: list[str]
+    """Weights at the end that `full_state_dict`, which goes its own way, gives with other bits."""
 
 
 def both_halves(text: str, model: str) -> Halves:
@@ -198,8 +200,9 @@ def both_halves(text: str, model: str) -> Halves:
     middle = run.save()
     losses = run.train(HALF, 2 * HALF)
     end = run.save("weight")
+    whole = {(name, "weight"): value for name, value in run.prepared.full_state_dict().items()} if run.here else end
     run.close()
-    return Halves(middle, end, losses)
+    return Halves(middle, end, losses, unlike(whole, end))
 
 
 def second_half(
@@ -213,7 +216,7 @@ def second_half(
     told = {}
     run = Run(text, model)
     for number, source in enumerate(sources):
-        middle, end, losses = found[source]
+        middle, end, losses, _ = found[source]
         notes = run.load(middle, HALF)
         told[source] = {"unlike": run.unlike(middle), "notes": notes}
         if number < trained:
@@ -237,7 +240,7 @@ def any_to_any() -> dict[str, Any]:
     names = {text: ["/".join(key) for key in halves.middle] for text, halves in found.items()}
     trained = len(SPECS) if here.world_size == 2 else 2
     pairs = {text: second_half(text, beginning_with(text), "mixed", found, trained) for text in SPECS}
-    return {"pairs": pairs, "names": names}
+    return {"pairs": pairs, "names": names, "unlike": {text: halves.unlike for text, halves in found.items()}}
 
 
 def other_models() -> dict[str, Any]:

@@ -77,6 +77,12 @@ def test_training_goes_on_as_without_interruption(found, size, text):
             assert pair["steps"] == 6, "the count of steps goes on"
 
 
+@worlds
+def test_gathered_weights_are_those_of_the_full_state_dict(found, size, text):
+    for finding in found(size).of("any_to_any"):
+        assert finding["unlike"][text] == []
+
+
 @strategies
 def test_a_checkpoint_consists_of_the_same_whatever_the_strategy(found, text):
     for finding in found(2).of("any_to_any"):
