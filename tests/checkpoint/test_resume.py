@@ -244,6 +244,19 @@ class TestRandomness:
         assert len({*drawn}) == 3
 
 
+OPTIMIZER = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1, momentum=0.9)
+schedules = torch.optim.lr_scheduler
+SCHEDULES = [
+    lambda o: schedules.LambdaLR(o, lambda step: 1 / (1 + step)),
+    lambda o: schedules.MultiStepLR(o, [3, 7, 7]),
+    lambda o: schedules.OneCycleLR(o, 0.5, total_steps=20),
+    lambda o: schedules.CyclicLR(o, 0.1, 0.5, step_size_up=3),
+    lambda o: schedules.CosineAnnealingWarmRestarts(o, 4),
+    lambda o: schedules.SequentialLR(o, [schedules.LinearLR(o), schedules.ExponentialLR(o, 0.9)], milestones=[7]),
+    lambda o: schedules.ChainedScheduler([schedules.ConstantLR(o, total_iters=7), schedules.ExponentialLR(o, 0.9)]),
+]
+
+
 class TestOptimizers:
     def test_hyperparameters_and_state_come_back_whatever_the_new_one_has(self, ddl, tmp_path):
         model, optimizer, schedule, loader = prepare(ddl)
@@ -256,6 +269,31 @@ class TestOptimizers:
         assert groups[0] == groups[1]
         assert again.state_dict() == schedule.state_dict()
         assert ddl._models.live()[-1].steps == 3
+
+    @pytest.mark.parametrize("make", SCHEDULES, ids=lambda make: type(make(OPTIMIZER)).__name__)
+    def test_every_kind_of_schedule_goes_on(self, ddl, tmp_path, make):
+        def build():
+            with ddl.model_init():
+                model = torch.nn.Linear(3, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            return ddl.prepare(model, optimizer, make(optimizer))
+
+        def rates(model, optimizer, steps):
+            found = []
+            for _ in range(steps):
+                ddl.backward(model(SAMPLES).mean(), model=model)
+                ddl.step(model=model)
+                found.append(optimizer.param_groups[0]["lr"])
+            return found
+
+        model, optimizer, _ = build()
+        rates(model, optimizer, 5)
+        ddl.save(tmp_path, model)
+        expected = rates(model, optimizer, 5)
+        again, optimizer, _ = build()
+        ddl.load(tmp_path, again)
+        assert rates(again, optimizer, 5) == expected
+        assert len(set(expected)) > 1
 
     def test_a_schedule_that_wants_a_metric_comes_back(self, ddl, tmp_path):
         def build():

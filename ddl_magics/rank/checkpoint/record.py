@@ -15,6 +15,7 @@ import torch
 
 from ddl_magics.errors import CheckpointError
 from ddl_magics.rank.checkpoint import plain, randomness
+from ddl_magics.rank.checkpoint.beside import own_class
 from ddl_magics.rank.position import Position
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def take(training: Training, extra: dict[str, Any]) -> Record:
         "torch": torch.__version__,
         "step": training.steps,
         "batches": training.batches,
-        "model": training.name,
+        "model": own_class(prepared.module).__name__,
         "strategy": prepared.strategy.spec.text,
         "accumulate": training.accumulate,
         "optimizer": _optimizer(training),
