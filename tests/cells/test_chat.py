@@ -15,7 +15,8 @@ pytestmark = [pytest.mark.mpi, pytest.mark.timeout(180)]
 OPEN = """%%ddl --no-panel --strategy {strategy}
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
-tokenizer = AutoTokenizer.from_pretrained({folder!r})
+if "tokenizer" not in globals():
+    tokenizer = AutoTokenizer.from_pretrained({folder!r})
 with ddl.model_init():
     model = LlamaForCausalLM(LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
@@ -149,7 +150,7 @@ def test_what_fails_on_the_ranks_is_a_line_of_the_transcript(ranks2, smollm2):
     text = box.until(lambda text: "positions of the model" in text)
     assert text.splitlines()[-1].startswith("ranks 0-1 failed with UsageOnRankError: Prompt 0 has "), text
     assert "model>" not in text
-    ranks2.run("%%ddl\ndel model, tokenizer")
+    ranks2.run("%%ddl\ndel model")
     box.say("Still there?")
     box.until(lambda text: "The model of this chat" in text)
 

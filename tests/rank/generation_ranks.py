@@ -101,7 +101,7 @@ def greedy_on_a_small_model() -> dict[str, Any]:
     """Every prompt, in batches of any size, with ranks that have one prompt, none, or more than others."""
     whole = {"max_new_tokens": 6, "eos_token_id": None}
     ending = {"max_new_tokens": 8}
-    long = {"max_new_tokens": 20}
+    long = {"max_new_tokens": 10}
     module = alone()
     found: dict[str, Any] = {
         "plain": [
@@ -132,7 +132,7 @@ def greedy_on_the_real_model() -> dict[str, Any]:
         begin(strategy)
         with ddl.model_init():
             model = AutoModelForCausalLM.from_pretrained(folder)
-        count = 4 if strategy in GRIDS else 8
+        count = 3 if strategy in GRIDS else 8
         made = ddl.generate(ddl.prepare(model), REAL, tokenizer=tokenizer, max_new_tokens=count)
         found[strategy] = {"tokens": made.tokens, "texts": list(made)}
         del model
