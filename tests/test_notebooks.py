@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import json
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -54,6 +56,17 @@ def with_attempts(path: Path) -> nbformat.NotebookNode:
     return notebook
 
 
+def execute(notebook: nbformat.NotebookNode) -> None:
+    """Run it in its folder; raises where a cell fails that does not have the tag `raises-exception`."""
+    NotebookClient(
+        notebook,
+        timeout=300,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(EXAMPLES)}},
+        extra_arguments=["--log-level=ERROR"],
+    ).execute()
+
+
 @every_notebook
 @pytest.mark.mpi
 @pytest.mark.slow
@@ -63,13 +76,7 @@ def test_all_cells_run_and_a_check_fails_until_its_exercise_is_solved(path, monk
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("DDL_TUTORIAL_FOLDER", saved)
     notebook = with_attempts(path)
-    NotebookClient(
-        notebook,
-        timeout=300,
-        kernel_name="python3",
-        resources={"metadata": {"path": str(EXAMPLES)}},
-        extra_arguments=["--log-level=ERROR"],
-    ).execute()  # raises where a cell fails that is no attempt
+    execute(notebook)
     attempts = [cell for cell in notebook.cells if cell.id.startswith("try-") and tagged(cell, "check")]
     assert attempts
     for cell in notebook.cells:
@@ -78,6 +85,43 @@ def test_all_cells_run_and_a_check_fails_until_its_exercise_is_solved(path, monk
             assert len(errors) == (cell in attempts), cell.source
             told = [ANSI.sub("", f"{error.ename}: {error.evalue}") for error in errors]
             assert all("NotImplementedError: TODO" in text for text in told), told
+
+
+@pytest.fixture
+def named(smollm2, tmp_path, monkeypatch):
+    """A model and a data set as the hub has them, in folders: a small one with SmolLM2's tokenizer, and Alpaca's columns."""
+    model, data = tmp_path / "model", tmp_path / "data"
+    shutil.copytree(smollm2, model, ignore=shutil.ignore_patterns("*.safetensors*"))
+    config = json.loads((model / "config.json").read_text())
+    small = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    (model / "config.json").write_text(json.dumps(config | small | {"num_key_value_heads": 2, "head_dim": 12}))
+    data.mkdir()
+    rows = [
+        {"instruction": f"Add {n}.", "input": f"{n}", "output": f"{2 * n} it is.", "text": f"{n} " * 90}
+        for n in range(300)
+    ]
+    (data / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return {"model_name = None": f"model_name = {str(model)!r}", "data_name = None": f"data_name = {str(data)!r}"}
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("name", "last"), [("01_train_from_scratch", "right: "), ("02_fine_tune", "questions =")])
+def test_model_and_data_are_loaded_by_the_names_of_the_first_cell(name, last, named, monkeypatch) -> None:
+    monkeypatch.setenv("DDL_TUTORIAL_SCALE", SCALE)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    notebook = read(EXAMPLES / f"{name}.ipynb")
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    for line, other in named.items():
+        assert line in cells[0].source
+        cells[0].source = cells[0].source.replace(line, other)
+    end = next(number for number, cell in enumerate(cells) if last in cell.source) + 1
+    notebook.cells = [*cells[:end], nbformat.v4.new_code_cell("%ddl stop")]
+    execute(notebook)
+    shown = "\n".join(output.text for output in cells[end - 1].outputs if output.output_type == "stream")
+    assert ("ln(49152)" if name.startswith("01") else "8 examples to learn from") in shown
 
 
 @every_notebook
