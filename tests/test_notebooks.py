@@ -89,7 +89,7 @@ def test_all_cells_run_and_a_check_fails_until_its_exercise_is_solved(path, monk
 
 @pytest.fixture
 def named(smollm2, tmp_path, monkeypatch):
-    """A model and a data set as the hub has them, in folders: a small one with SmolLM2's tokenizer, and Alpaca's columns."""
+    """Model and data as the hub has them, in folders: a small one with SmolLM2's tokenizer, and Alpaca's columns."""
     model, data = tmp_path / "model", tmp_path / "data"
     shutil.copytree(smollm2, model, ignore=shutil.ignore_patterns("*.safetensors*"))
     config = json.loads((model / "config.json").read_text())
