@@ -6,6 +6,7 @@ text. The field goes when the chat is closed.
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 REDRAWN = 0.25
 """Seconds between two drawings of a transcript that grows."""
+LETTERS_S = 0.25
+"""Seconds in which letters arrive that were typed before Enter: the front end sends them when it has an answer to those
+before."""
 
 
 class ChatBox:
@@ -86,8 +90,12 @@ class ChatBox:
                     piece.close()
 
     def _typed(self, widget: Any, content: dict[str, Any], buffers: Any) -> None:
-        """Enter in the field arrives as a message of its own."""
-        if content.get("event") == "submit":
+        """Enter in the field arrives as a message of its own, which may overtake the last letters."""
+        if content.get("event") != "submit":
+            return
+        try:
+            asyncio.get_running_loop().call_later(LETTERS_S, self._take)
+        except RuntimeError:  # no loop handles this message
             self._take()
 
     def _take(self) -> None:
