@@ -46,7 +46,8 @@ def counted(tokenizer, row):
 
 def shown(tokenizer, row):
     """Text before the answer."""
-    return tokenizer.decode([token for token, label in zip(row["input_ids"], row["labels"]) if label == -100])
+    pairs = zip(row["input_ids"], row["labels"], strict=True)
+    return tokenizer.decode([token for token, label in pairs if label == -100])
 
 
 def test_the_answer_and_its_end_count_and_nothing_else(tokenizer):

@@ -41,6 +41,13 @@ def test_accumulation_schedule_and_checkpointed_activations_follow_one_process_w
     assert expected["rates"] == [1e-3, 1e-3, 2e-3, 2e-3, 2e-3, 2e-3]  # a step is two batches
 
 
+def test_checkpointed_activations_lose_no_gradient_that_axonn_adds_later(found, one):
+    """With `overlap=1` AxoNN adds it to the tensor that was saved, which is another when that was computed again."""
+    for own in found.of("overlapped several options"):
+        assert furthest(own["losses"], one["several options"]["losses"]) < 1e-6
+        assert furthest(own["norms"], one["several options"]["norms"]) < 1e-5
+
+
 @every
 def test_checkpointed_activations_keep_a_fraction(found, one, spec):
     """Two layers of a small model: their inputs, the logits and the loss are left."""
@@ -94,6 +101,7 @@ def test_an_adapter_trains_as_in_one_process_and_alone(found, one, spec):
     for own in found.of(f"{spec} adapter"):
         assert furthest(own["losses"], one["adapter"]["losses"]) < 1e-5
         assert furthest(own["norms"], one["adapter"]["norms"]) < 1e-5
+        assert own["evaluated"] == pytest.approx(one["adapter"]["evaluated"], rel=1e-5)
         assert not own["frozen moved"]
         assert not own["adapter stood still"]
 
