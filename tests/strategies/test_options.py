@@ -109,7 +109,7 @@ def test_an_adapter_trains_as_in_one_process_and_alone(found, one, spec):
 @every
 def test_tokens_weigh_the_means_of_unequal_shards(found, one, spec):
     (own, *_) = found.of(f"{spec} adapter")
-    assert furthest(own["unweighted"], one["adapter"]["losses"]) > 1e-3, "the shards are equal: nothing is shown"
+    assert furthest(own["unweighted"], one["adapter"]["losses"]) > 5e-4, "the shards are equal: nothing is shown"
     assert furthest(own["losses"], one["adapter"]["losses"]) < 1e-5
 
 
