@@ -41,8 +41,12 @@ class WeightsDraft:
     def __init__(self, path: Path, entries: Sequence[Entry]) -> None:
         self.entries = in_order(entries)
         self._draft = Draft(path)
-        self._draft.write(header(self.entries))
         self._next = 0
+        try:
+            self._draft.write(header(self.entries))
+        except OSError:
+            self._draft.abandon()
+            raise
 
     def add(self, entry: Entry, tensor: torch.Tensor) -> None:
         """Write the next tensor, one of those that `in_order` gives, in that order."""

@@ -33,7 +33,7 @@ PROBE = ".probe"
 
 @dataclass
 class Writing:
-    """One save; all ranks of the model make one and call `run`.
+    """One save; all ranks of the model make one and call `execute`.
 
     Parameters
     ----------
@@ -77,14 +77,14 @@ class Writing:
         CheckpointError
             It could not be written; the same on all ranks. What was there before is there still.
         """
-        hidden = Path(self.talk.of_first(self._begin))
         try:
+            hidden = Path(self.talk.of_first(self._begin))
             self._check_shared(hidden)
             places = self._write_tensors(hidden)
             self.talk.of_first(lambda: self._finish(hidden, places))
         except BaseException:
             if self.talk.rank == 0:
-                self._take_away(hidden)
+                self._take_away()
             raise
         self.talk.of_first(self._remove_old)
         return self.run.checkpoint(self.step)
@@ -106,15 +106,13 @@ class Writing:
 
     def _check_shared(self, hidden: Path) -> None:
         """Raise on all ranks where some see another folder than rank 0."""
-        here = (hidden / PROBE).read_text() if (hidden / PROBE).is_file() else ""
-        told = self.talk.hear((layout.host(), here))
+        probe = hidden / PROBE
+        told = self.talk.do(lambda: (layout.host(), probe.read_text() if probe.is_file() else ""))
         apart = [(rank, host) for rank, (host, seen) in enumerate(told) if seen != told[0][1]]
         if apart:
             rank, host = apart[0]
             message = f"{self.run.path} on rank {rank} ({host}) is another folder than on rank 0 ({told[0][0]})"
             raise CheckpointError(message, "Save into a folder that all nodes share.")
-        if self.talk.rank == 0:
-            files.remove(hidden / PROBE)
 
     def _write_tensors(self, hidden: Path) -> list[tuple[Entry, states.Place]]:
         """Gather every tensor at its owner, who writes it; returns where all states are, on every rank."""
@@ -132,6 +130,7 @@ class Writing:
 
     def _finish(self, hidden: Path, places: list[tuple[Entry, states.Place]]) -> None:
         """Write all that is not tensors, on rank 0, and give the folder its name."""
+        files.remove(hidden / PROBE)
         if places:
             files.write(hidden / layout.OPTIMIZER / states.METADATA, states.metadata(places))
         if len(self.files) > 1:
@@ -152,12 +151,15 @@ class Writing:
         files.keep_on_disk(hidden)
         self.run.publish(hidden, self.step)
 
-    def _take_away(self, hidden: Path) -> None:
+    def _take_away(self) -> None:
         """Remove what a save that failed has left; what cannot be removed now, the next save removes."""
-        try:
-            files.remove(hidden)
-        except OSError as error:
-            self.note(f"{hidden} could not be removed yet: {error.strerror}.")
+        for name in (self.run.checkpoint(self.step).name, layout.LATEST):
+            hidden = self.run.hidden(name, "saving")
+            try:
+                if hidden.exists():
+                    files.remove(hidden)
+            except OSError as error:
+                self.note(f"{hidden} could not be removed yet: {error.strerror}.")
 
     def _remove_old(self) -> None:
         if self.keep is None:
@@ -175,7 +177,7 @@ class _Share:
         self._writing = writing
         self._hidden = hidden
         self._rank = writing.talk.rank
-        self._failure: OSError | None = None
+        self._failure: Exception | None = None
         self._weights: dict[str, tensors.WeightsDraft] = {}
         self._states: states.StatesDraft | None = None
         self._file_of = {entry.name: file for file in writing.files for entry in file.entries}
@@ -198,7 +200,7 @@ class _Share:
             else:
                 assert self._states is not None
                 self._states.add(entry, tensor)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - told when all have gathered, who wait for this rank until then
             self._failure = error
 
     def finish(self) -> tuple[dict[str, dict[str, int | str]], list[tuple[Entry, states.Place]]]:
