@@ -48,6 +48,13 @@ def allocated_by_malloc() -> int | None:
     return int(info.uordblks + info.hblkhd)
 
 
+def trim() -> None:
+    """Give the system back what was freed and malloc keeps; where there is no glibc, nothing."""
+    function = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if function is not None:
+        function(0)
+
+
 def peak_resident() -> int:
     """Highest resident memory of this process so far."""
     status = Path("/proc/self/status")

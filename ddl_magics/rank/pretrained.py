@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from ddl_magics.errors import UsageOnRankError, nearest
+from ddl_magics.rank import host
 from ddl_magics.rank.batches import own_randomness
 from ddl_magics.rank.checkpoint import fit
 from ddl_magics.rank.checkpoint.tensors import read_folder
@@ -89,8 +90,14 @@ def load(
         return _whole(source, talk)
     weights: dict[str, Whole] = {}
     talk.do(lambda: weights.update(_weights(module, source.folder)))
-    strategy.materialise(module, weights.__getitem__)
+
+    def read(name: str) -> Whole:
+        host.trim()  # tensors come and go between shards that stay, and the heap would keep the gaps
+        return weights[name]
+
+    strategy.materialise(module, read)
     _finish(module, source)
+    host.trim()
     return module
 
 

@@ -76,11 +76,12 @@ class ParallelLinear(Linear):
                 plain.out_features,
                 bias=plain.bias is not None,
                 skip_bias_add=True,
-                init_method=lambda whole: whole.copy_(plain.weight),
+                # From the meta device there is nothing to copy; memory that nobody has touched costs none.
+                init_method=lambda whole: whole if plain.weight.is_meta else whole.copy_(plain.weight),
             )
         _settle(self.weight, self.weight.clone(), plain.weight)
         if plain.bias is not None:
-            _settle(self.bias, self.cut("bias", plain.bias), plain.bias)
+            _settle(self.bias, self.bias if plain.bias.is_meta else self.cut("bias", plain.bias), plain.bias)
         self.train(plain.training)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -165,7 +166,7 @@ class ParallelLinear(Linear):
 
 def _settle(parameter: Any, shard: torch.Tensor, plain: torch.Tensor) -> None:
     """Give a parameter its shard, which has storage of its own: AxoNN's slice would keep the whole block alive."""
-    parameter.data = shard.detach().to(plain.device)
+    parameter.data = shard.detach() if plain.is_meta else shard.detach().to(plain.device)
     parameter.requires_grad_(plain.requires_grad)
     del parameter.process_group_for_norm_reduction  # a reference to a group, see `groups`
 

@@ -1,7 +1,7 @@
 """A model on the meta device becomes one that is split over a grid: of a split weight each rank reads its block.
 
-What stays whole on every rank is read whole. Memory beside the shards: one layer's weight, which AxoNN allocates before
-it takes its block. Import after `adapter.load`.
+What stays whole on every rank is read whole. On a GPU one layer's weight is allocated beside the shards: AxoNN takes
+its block from a whole one. Import after `adapter.load`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ddl_magics.strategies.axonn import shard
-from ddl_magics.strategies.homes import Home, names_on_meta, read_whole
+from ddl_magics.strategies.homes import names_on_meta, read_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,14 +29,10 @@ def materialise(module: nn.Module, groups: Groups, read: Callable[[str], Whole],
     groups.activate()
     layers: dict[nn.Module, ParallelLinear] = {}
     for plain in list(shard._divisible(module)):
-        whole = {name: read(named[parameter]) for name, parameter in plain.named_parameters(recurse=False)}
-        for name, parameter in plain.named_parameters(recurse=False):  # memory that nobody has touched costs none
-            empty = torch.empty_like(parameter, device="cpu")
-            Home(plain, name).put(nn.Parameter(empty, requires_grad=parameter.requires_grad))
         layer = layers[plain] = shard._parallel(plain, groups)
-        for name, own in layer.named_parameters(recurse=False):
-            own.copy_(layer.read(name, whole[name]).view_as(own))
-            Home(plain, name).put(nn.Parameter(torch.empty(0)))
+        for name, parameter in plain.named_parameters(recurse=False):
+            own = getattr(layer, name)
+            own.copy_(layer.read(name, read(named[parameter])).view_as(own))
     for parent in list(module.modules()):
         for name, child in list(parent._modules.items()):
             if child in layers:
