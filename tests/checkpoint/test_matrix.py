@@ -7,7 +7,7 @@ import pytest
 from tests.checkpoint.training import Cells
 from tests.strategies.ranks import start
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(900)]
 
 STRATEGIES = ["ddp", "zero:1", "zero:2", "zero:3", "fsdp", "axonn:2x1x1"]
 SAME = [f"{strategy}<2 {strategy} dropout" for strategy in STRATEGIES]
@@ -35,7 +35,7 @@ def found(tmp_path_factory, rank):
             continue
         folder = home / str(number)
         folder.mkdir()
-        done = start("../checkpoint/matrix_ranks.py", size, folder, str(checkpoints), *tasks, timeout=250)
+        done = start("../checkpoint/matrix_ranks.py", size, folder, str(checkpoints), *tasks, timeout=400)
         results |= {task: done.of(task) for task in tasks}
         assert done.returncode == 0, done.output[-3000:]
     return results
