@@ -77,6 +77,14 @@ def unprepared(module: torch.nn.Module, strategy: Strategy) -> UsageOnRankError:
     return UsageOnRankError(message, "Write model = ddl.prepare(model) before.")
 
 
+def note_on_groups(optimizer: torch.optim.Optimizer | None, *, sharded: bool) -> tuple[str, ...]:
+    """A sentence where groups may have been chosen by shapes that flat shards do not have."""
+    if optimizer is None or not sharded or len(optimizer.param_groups) == 1:
+        return ()
+    text = "This model came as flat shards, with one dimension or none where a matrix was"
+    return (f"{text}: choose the optimizer's groups by name, not by shape.",)
+
+
 # Precision
 
 

@@ -16,7 +16,7 @@ and of its gradients on the host.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, ClassVar
 
 from ddl_magics.errors import SpecError
@@ -25,7 +25,7 @@ from ddl_magics.strategies.base import Prepared, Strategy, Training
 from ddl_magics.strategies.spec import StrategySpec, known_options, require
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     import torch
 
@@ -83,17 +83,12 @@ class Zero(Strategy):
     def stage(self) -> int:
         return int(self.spec.argument)
 
-    @contextmanager
-    def model_init(self) -> Iterator[None]:
-        """Build as one process would, then (stage 3) shard every module that was made in the block."""
-        if self.stage < 3:
-            yield
-            return
-        from ddl_magics.strategies import zero_shards
+    def model_init(self) -> AbstractContextManager[None]:
+        """Build the plain model, so that it draws what one process draws; `prepare` shards it.
 
-        with zero_shards.recorded_modules() as made:
-            yield
-        zero_shards.shard(zero_shards.roots(made), offload=self.spec.option("offload_param") is not None)
+        Not earlier: a program looks at shapes in between, as where weight decay is for matrices only.
+        """
+        return nullcontext()
 
     def prepare(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, training: Training) -> Prepared:
         from ddl_magics.strategies.common import claim

@@ -15,6 +15,7 @@ from ddl_magics.strategies.common import (
     bytes_by_kind,
     cast_parameters,
     drop_gradients,
+    note_on_groups,
     release,
     require_free,
     required_optimizer,
@@ -52,6 +53,7 @@ class ZeroPrepared(KeptInShards):
         self.training = training
         self.groups = optimizer.param_groups if optimizer else []
         self.members = [list(group["params"]) for group in self.groups]
+        self.notes = note_on_groups(optimizer, sharded=any(map(zero_shards.is_sharded, module.parameters())))
         self._place()
         self.parameters = list(module.parameters())
         self.config = zero_config.build(
@@ -204,6 +206,9 @@ def _refuse_optimizer(optimizer: torch.optim.Optimizer | None) -> None:
         message = f"This {kind} has stepped already, and its state is not of ZeRO's shards"
         raise UsageOnRankError(message, "Make it anew before ddl.prepare.")
     for index, group in enumerate(optimizer.param_groups):
+        if not group["params"]:
+            message = f"Group {index} of this {kind} is empty, which ZeRO cannot shard"
+            raise UsageOnRankError(message, "Leave that group out of the optimizer.")
         # DeepSpeed fails on such a group, and dropping it would put a scheduler's groups out of step.
         if not any(parameter.requires_grad for parameter in group["params"]):
             message = f"Group {index} of this {kind} holds only frozen parameters, which ZeRO cannot shard"

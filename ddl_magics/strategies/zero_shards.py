@@ -2,14 +2,12 @@
 
 `deepspeed.zero.Init` used as a context shards each module as it is built, and then Hugging Face's initialisation
 skips what is sharded already: other weights than one process gets. So modules are built whole on the host, and
-sharded when the block ends; the Parameter objects stay the same, for optimizers made over them.
+sharded by `prepare`; the Parameter objects stay the same, for optimizers made over them.
 """
 
 from __future__ import annotations
 
-import gc
 import weakref
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,40 +15,10 @@ import torch
 from ddl_magics.strategies import common
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-Made = list["weakref.ref[torch.nn.Module]"]
+    from collections.abc import Callable
 
 _sharded: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 """Modules with parameters of ours that are shards."""
-
-
-@contextmanager
-def recorded_modules() -> Iterator[Made]:
-    """Note every module whose constructor runs within the block, in order."""
-    made: Made = []
-    original = torch.nn.Module.__init__
-
-    def recording(module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
-        original(module, *args, **kwargs)
-        made.append(weakref.ref(module))
-
-    torch.nn.Module.__init__ = recording  # type: ignore[assignment, method-assign]
-    try:
-        yield made
-    finally:
-        torch.nn.Module.__init__ = original  # type: ignore[method-assign]
-
-
-def roots(made: Made) -> list[torch.nn.Module]:
-    """Those of the modules that still live and are part of no other of them.
-
-    Sharding is a collective, so all ranks must find the same: garbage in cycles is collected first.
-    """
-    gc.collect()
-    alive = [module for module in (reference() for reference in made) if module is not None]
-    children = {id(child) for module in alive for child in module.children()}
-    return [module for module in alive if id(module) not in children]
 
 
 def is_sharded(parameter: torch.Tensor) -> bool:

@@ -107,7 +107,7 @@ def memory_shares() -> dict[str, Any]:
 def model_init_gives_the_weights_of_one_process() -> dict[str, Any]:
     torch.manual_seed(3)
     alone = digest(load("single").full_state_dict(llama(tied=True)))
-    found: dict[str, Any] = {"one process": alone}
+    found: dict[str, Any] = {"one process": alone, "shapes": [list(p.shape) for p in llama(tied=True).parameters()]}
     for text in ALL:
         strategy = load(text)
         torch.manual_seed(3)
@@ -115,9 +115,10 @@ def model_init_gives_the_weights_of_one_process() -> dict[str, Any]:
             model = llama(tied=True)
         before = digest(strategy.full_state_dict(model))
         tied = model.lm_head.weight is model.model.embed_tokens.weight
+        shapes = [list(parameter.shape) for parameter in model.parameters()]
         optimizer = torch.optim.AdamW(model.parameters())
         prepared = strategy.prepare(model, optimizer, Training())
-        found[text] = {"before": before, "after": digest(prepared.full_state_dict()), "tied": tied}
+        found[text] = {"before": before, "after": digest(prepared.full_state_dict()), "tied": tied, "shapes": shapes}
         prepared.close()
         strategy.close()
     return found

@@ -64,6 +64,7 @@ def test_model_init_gives_the_weights_of_one_process(on_two_ranks, text):
         assert found[text]["before"] == found["one process"]
         assert found[text]["after"] == found["one process"]
         assert found[text]["tied"]
+        assert found[text]["shapes"] == found["shapes"]  # by which programs choose what decays
 
 
 @pytest.mark.parametrize("text", ALL)

@@ -13,7 +13,13 @@ from axonn.intra_layer import optimize_communication, overlap_all_gathers_for_ch
 
 from ddl_magics.strategies.axonn import shard, state, sync
 from ddl_magics.strategies.axonn.groups import forget_overlap
-from ddl_magics.strategies.common import ModulePrepared, cast_parameters, require_free, required_optimizer
+from ddl_magics.strategies.common import (
+    ModulePrepared,
+    cast_parameters,
+    note_on_groups,
+    require_free,
+    required_optimizer,
+)
 from ddl_magics.strategies.recompute import does_it_itself
 
 if TYPE_CHECKING:
@@ -44,13 +50,14 @@ class AxoNNPrepared(ModulePrepared):
         shard.refuse_foreign(model, groups)
         shard.refuse_by_matrix(optimizer, groups.grid.text)
         cast_parameters(model, training.precision)
+        notes = note_on_groups(optimizer, sharded=any(True for _ in shard.parallel_layers(model)))
         module, successors = shard.split_model(model, groups, strategy.world.device)
         if optimizer is not None:
             shard.split_optimizer(optimizer, successors)
         super().__init__(strategy, module, optimizer, training)
         if optimizer is not None:
             shard.place_state(optimizer)
-        self.notes = (shard.measure(module).note(groups.grid.text),)
+        self.notes = (shard.measure(module).note(groups.grid.text), *notes)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with self._overlapping():
