@@ -6,13 +6,13 @@ import argparse
 import time
 from typing import TYPE_CHECKING
 
-from benchmarks import checkpoint, control, empty_cell, generate, output, sampler, soak, start, training
+from benchmarks import checkpoint, control, empty_cell, generate, output, pretrained, sampler, soak, start, training
 from benchmarks.measure import machine, table
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-BENCHMARKS = [empty_cell, start, training, sampler, output, checkpoint, generate]
+BENCHMARKS = [empty_cell, start, training, sampler, output, checkpoint, pretrained, generate]
 """Each compares us with another way to do the same."""
 
 REPORTS = [control, soak]
