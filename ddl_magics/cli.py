@@ -37,8 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
     typed = sys.argv[1:] if arguments is None else arguments
     ours, of_script = _parted(typed)
     parser = _parser()
-    args, unknown = parser.parse_known_args(ours)
     try:
+        args, unknown = parser.parse_known_args(ours)  # some arguments are read by functions that raise UsageError
         if unknown and args.verb == "run":
             msg = f"run has no option {unknown[0]!r}"
             raise UsageError(
