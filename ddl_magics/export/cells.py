@@ -61,8 +61,13 @@ class Notebook:
 
     cells: tuple[Cell, ...]
     failed: tuple[Cell, ...] = ()
-    name: str = ""
-    """Of its file."""
+    path: Path | None = None
+    """Its file, where it is known."""
+
+    @property
+    def name(self) -> str:
+        """Of its file."""
+        return self.path.name if self.path is not None else ""
 
 
 def read(path: Path) -> Notebook:
@@ -83,7 +88,7 @@ def read(path: Path) -> Notebook:
             failed.append(cell)
         elif source.strip():
             cells.append(cell)
-    return Notebook(tuple(cells), tuple(failed), path.name)
+    return Notebook(tuple(cells), tuple(failed), path)
 
 
 def _raw_cells(path: Path) -> list[dict[str, Any]]:
@@ -106,19 +111,23 @@ def _failed(raw: dict[str, Any]) -> bool:
 
 
 def _default_after(cell: Cell, before: str) -> str:
-    """The session's strategy after a cell that may have set it."""
+    """The session's strategy after a cell that may have set it. Raises UsageError where its line cannot be read."""
     if cell.kind != "plain":
         return before
     for verb, rest in ddl_lines(cell.source):
         if verb in ("start", "restart", "strategy"):
-            args = parsing.verb_parser(verb, "").read(rest)
-            named = parsing.strategies(
-                args.spec if verb == "strategy" else args.strategy,
-                getattr(args, "stage", None),
-                getattr(args, "grid", None),
-            )
+            try:
+                named = _strategies_of(verb, rest)
+            except UsageError as error:
+                raise UsageError(f"In[{cell.number}] has %ddl {verb} {rest}: {error.message}", error.remedy) from None
             before = named[0].text if named else before
     return before
+
+
+def _strategies_of(verb: str, rest: str) -> tuple[specs.StrategySpec, ...]:
+    args = parsing.verb_parser(verb, "").read(rest)
+    text = args.spec if verb == "strategy" else args.strategy
+    return parsing.strategies(text, getattr(args, "stage", None), getattr(args, "grid", None))
 
 
 def in_order_of(notebook: Notebook, ran: Sequence[Cell]) -> tuple[Cell, ...]:

@@ -77,7 +77,7 @@ class Record:
         path = file or self._file()
         if path is None:
             return Notebook(cells, tuple(failed.values()))
-        return Notebook(in_order_of(read(path), cells), tuple(failed.values()), path.name)
+        return Notebook(in_order_of(read(path), cells), tuple(failed.values()), path)
 
     def _file(self) -> Path | None:
         """The notebook's file, where the front end says which; Jupyter by a variable, VS Code by a name."""

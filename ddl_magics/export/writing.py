@@ -32,9 +32,13 @@ def export(notebook: of_cells.Notebook, file: str, chosen: Sequence[int] | None,
     Raises
     ------
     UsageError
-        The file is there, or there are such lines: then nothing is written.
+        The file is a notebook, or is there, or there are such lines: then nothing is written.
     """
     path = Path(file).expanduser()
+    if path.suffix == ".ipynb" or (path.exists() and notebook.path is not None and path.samefile(notebook.path)):
+        raise UsageError(
+            f"{file} is a notebook, which a script would overwrite", "Name another file, such as train.py."
+        )
     if path.is_dir() or not path.parent.is_dir():
         raise UsageError(f"{file} cannot be written", "Name a file in a folder that is there.")
     if path.exists() and not force:
