@@ -51,13 +51,13 @@ def plan(parts: Sequence[Part]) -> Plan:
     fixed = {place: text for place in ranks if (text := _fixed(parts[place], uses=place in uses))}
     default, switching = _default(parts, ranks, list(fixed.values()))
     first = next((place for place in ranks if place in uses), ranks[0])
-    base = _by_context(parts[first].cell.options)
-    of_first = parts[0].cell.options.seed if ranks[0] == 0 else None
+    base = _by_context(parts[first].options)
+    of_first = parts[0].options.seed if ranks[0] == 0 else None
     # What a plain cell draws was the same for all ranks; so are ranks that begin with the same seed.
     seed = 0 if of_first is None and len(ranks) < len(parts) else of_first
     begins: dict[int, str] = {}
     for place in ranks:
-        options = parts[place].cell.options
+        options = parts[place].options
         given: dict[str, object] = {}
         if place in uses:
             wanted = fixed.get(place, default)
@@ -106,7 +106,7 @@ def _read_in(node: ast.AST) -> set[str]:
 
 def _fixed(part: Part, *, uses: bool) -> str:
     """The one strategy that a cell is meant for; empty where it takes any."""
-    named = part.cell.options.strategies
+    named = part.options.strategies
     if len(named) == 1:
         return named[0].text
     asks = any(
@@ -120,7 +120,7 @@ def _default(parts: Sequence[Part], ranks: Sequence[int], fixed: Sequence[str]) 
     """The script's strategy, and whether some cell needs another."""
     if fixed:
         return fixed[0], len(set(fixed)) > 1
-    compared = [part.cell.options.strategies for part in (parts[place] for place in ranks)]
+    compared = [part.options.strategies for part in (parts[place] for place in ranks)]
     texts = [spec.text for named in compared for spec in named]
     of_session = parts[ranks[0]].cell.default
     if not texts or of_session in texts:

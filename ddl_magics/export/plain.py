@@ -72,7 +72,7 @@ def _makers(parts: Sequence[Part], name: str, upto: int) -> list[int]:
     for place in range(upto, -1, -1):
         part = parts[place]
         if part.cell.kind == "ranks":
-            if part.cell.options.keep_as == name:
+            if part.options.keep_as == name:
                 return [*found, place]
             continue
         afresh = name in part.names.sets and name not in part.names.needs

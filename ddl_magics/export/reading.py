@@ -6,9 +6,11 @@ import ast
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ddl_magics.errors import UsageError
 from ddl_magics.export.magics import is_left_out, of_ddl, tree_of
 from ddl_magics.export.names import Names, names_of
 from ddl_magics.foresight import CONTINUED
+from ddl_magics.parsing import CellOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,6 +51,8 @@ class Part:
     lines: list[str]
     """As the user sees them; line 1 is the first."""
     tree: ast.Module
+    options: CellOptions = field(default_factory=lambda: CellOptions(()))
+    """Of a `%%ddl` cell; none where its line cannot be read."""
     names: Names = field(default_factory=Names)
     problems: list[Problem] = field(default_factory=list)
     left_out: list[ast.stmt] = field(default_factory=list)
@@ -70,6 +74,11 @@ def read(cell: Cell) -> Part:
     """Take one code cell apart."""
     lines = cell.source.rstrip().split("\n")
     part = Part(cell, lines, ast.Module([], []))
+    try:
+        part.options = cell.options
+    except UsageError as error:
+        part.problems.append(Problem(cell.number, 1, lines[0], str(error), len(lines)))
+        return part
     whole = _no_python(cell, lines)
     tree = None if whole else tree_of(cell.source)
     if tree is None:
@@ -82,7 +91,7 @@ def read(cell: Cell) -> Part:
     for node in part.left_out:
         tree.body.remove(node)
     part.names = names_of(tree)
-    part.problems += _of_options(cell, lines)
+    part.problems += _of_options(part)
     if not part.problems:
         part.problems += sorted(_of_statements(part), key=lambda problem: problem.line)
     return part
@@ -98,11 +107,11 @@ def _no_python(cell: Cell, lines: list[str]) -> tuple[int, str] | None:
     return None
 
 
-def _of_options(cell: Cell, lines: list[str]) -> Iterator[Problem]:
+def _of_options(part: Part) -> Iterator[Problem]:
     """Options of a `%%ddl` cell that mean the whole cell is not for every rank."""
-    if cell.kind == "ranks" and cell.options.ranks is not None:
+    if part.options.ranks is not None:
         why = "all ranks run a script: write `if rank == 0:` into the cell"
-        yield Problem(cell.number, 1, lines[0], why, len(lines))
+        yield Problem(part.cell.number, 1, part.lines[0], why, len(part.lines))
 
 
 def _of_statements(part: Part) -> Iterator[Problem]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ddl_magics.cli import main
 from ddl_magics.errors import UsageError
 from ddl_magics.export.cells import Cell, Notebook, code_cell, in_order_of, read
 from ddl_magics.export.script import as_comment
@@ -380,6 +381,37 @@ def test_force_writes_them_as_comments(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is there already"):
         export(notebook("%%ddl\nx = 1"), str(file), None, force=False)
     assert file.read_text() == text
+
+
+def test_a_cell_whose_options_cannot_be_read_is_named_among_the_others_and_force_makes_it_a_comment(
+    tmp_path: Path,
+) -> None:
+    wrong = "%%ddl --nonsense\nx = 1"
+    assert problems(wrong, "%%ddl --strategy zero:9\nx = 1", "%%ddl\n!ls") == [
+        "In[1] line 1: %%ddl --nonsense (%%ddl has no option '--nonsense'. Did you mean '--seed'?)",
+        "In[2] line 1: %%ddl --strategy zero:9 (ZeRO has no stage '9'. Valid: zero:1, zero:2, zero:3.)",
+        "In[3] line 2: !ls (the shell)",
+    ]
+    export(notebook(wrong, "%%ddl\ny = 2"), str(tmp_path / "a.py"), None, force=True)
+    assert "# x = 1\n" in (tmp_path / "a.py").read_text()
+
+
+def test_a_notebook_is_never_overwritten(tmp_path: Path) -> None:
+    cell = {"cell_type": "code", "source": ["%%ddl\nx = 1"], "metadata": {}, "outputs": [], "execution_count": 1}
+    for name in ("a.ipynb", "notebook.json"):
+        (tmp_path / name).write_text(json.dumps({"cells": [cell]}))
+        before = (tmp_path / name).read_bytes()
+        with pytest.raises(UsageError, match="is a notebook, which a script would overwrite"):
+            export(read(tmp_path / name), str(tmp_path / name), None, force=True)
+        assert (tmp_path / name).read_bytes() == before
+    with pytest.raises(UsageError, match="is a notebook"):
+        export(notebook("%%ddl\nx = 1"), str(tmp_path / "new.ipynb"), None, force=False)
+
+
+@pytest.mark.parametrize("words", ["5-3", "x-"])
+def test_cells_that_cannot_be_are_one_line_in_a_terminal(words: str, capsys) -> None:
+    assert main(["export", "a.ipynb", "out.py", "--cells", words]) == 1
+    assert capsys.readouterr().err == f"ddl-magics: {words} is not a list of cells. For example --cells 3-5,9.\n"
 
 
 def test_numbers_and_files_that_cannot_be_are_one_line(tmp_path: Path) -> None:
