@@ -87,7 +87,7 @@ class RankBatches(Sampler[list[Any]]):
         self._drop_last = loader.drop_last
         self.epoch = 0
         self.done = 0
-        """Items of the order that the next iterator passes over."""
+        """Items of the order that iterators pass over; a loader with workers makes two of them, and uses the later."""
         self.shares: deque[Share] = deque()
         """Of the batches that the latest iterator gave out and the loader has not delivered yet."""
 
@@ -124,8 +124,7 @@ class RankBatches(Sampler[list[Any]]):
 
     def __iter__(self) -> Iterator[list[Any]]:
         self.shares = deque()
-        done, self.done = self.done, 0
-        return self._batches(self.epoch, done, self.shares)
+        return self._batches(self.epoch, self.done, self.shares)
 
     def _batches(self, epoch: int, done: int, shares: deque[Share]) -> Iterator[list[Any]]:
         for batch in self._global_batches(epoch, done):

@@ -211,6 +211,28 @@ class TestLoaders:
         assert [batch.tolist() for batch in again] == [[4, 5], [6, 7], [8, 9]]
         assert len(list(again)) == 5
 
+    @pytest.mark.parametrize("persistent", [False, True])
+    def test_with_workers_goes_on_at_the_same_sample(self, persistent):
+        def build():
+            options = {"num_workers": 2, "persistent_workers": persistent}
+            own = DataLoader(range(20), batch_size=4, shuffle=True, **options)
+            return split(own, rank=0, size=1, seed=4, batch="global", note=print)
+
+        first, again = build(), build()
+        whole = []
+        for _, batch in zip(range(2), first, strict=False):
+            first.bookmark.trained()
+            whole += batch.tolist()
+        again.bookmark.take_up(first.bookmark.position())
+        assert first.bookmark.position().items == 8
+        rest, shares = [], []
+        for batch in again:
+            rest += batch.tolist()
+            shares.append((again.share.index, again.share.last))
+        assert sorted(whole + rest) == list(range(20))
+        assert shares == [(2, False), (3, False), (4, True)]
+        assert len(list(again)) == 5
+
     def test_another_data_set_begins_its_epoch_anew_and_says_so(self):
         def build(length):
             return split(DataLoader(range(length), batch_size=2), rank=0, size=1, seed=0, batch="global", note=print)
