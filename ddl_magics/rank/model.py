@@ -48,6 +48,7 @@ class Model:
         return type(self._ddl.prepared.module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._ddl.require_whole()
         self._ddl.used = True
         return self._ddl.prepared(*args, **kwargs)
 
@@ -98,6 +99,7 @@ class Model:
         return call
 
     def _generate(self, generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._ddl.require_whole()
         if self._ddl.prepared.sync_generate():
             # A rank that has its last token goes on, or the others would wait for its part of the parameters.
             kwargs.setdefault("synced_gpus", True)

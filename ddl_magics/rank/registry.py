@@ -72,7 +72,7 @@ class Models:
         Raises
         ------
         UsageOnRankError
-            None is prepared, several could be meant, or it was closed.
+            None is prepared, several could be meant, it was closed, or a load of it broke off.
         """
         training = self._only(call, cell) if model is None else training_of(model)
         if training is None:
@@ -81,6 +81,8 @@ class Models:
             )
         if isinstance(training.prepared, Closed):
             training.prepared.refuse()
+        if call != "load":  # which heals it
+            training.require_whole()
         return training
 
     def _only(self, call: str, cell: int) -> Training:

@@ -56,6 +56,8 @@ class Training:
         self.key = ""
         """What it is on every rank: its strategy, its number under it, and its kind; see `Models`."""
         self.closed = False
+        self.half_loaded = False
+        """A load changed it and did not come to its end, here or on another rank."""
         self.used = False
         """Its forward was called in this cell."""
         self.batches = 0
@@ -78,6 +80,12 @@ class Training:
     def name(self) -> str:
         """What messages call it."""
         return type(self.prepared.module).__name__
+
+    def require_whole(self) -> None:
+        """Raise UsageOnRankError where a load broke off; the same on all ranks, see `reading.load`."""
+        if self.half_loaded:
+            message = f"A load of this {self.name} broke off: it holds old and new weights"
+            raise UsageOnRankError(message, "Load again, or build it anew.")
 
     def share(self) -> Share | None:
         """Of the batch that its loaders gave out last; None where it has none under way."""

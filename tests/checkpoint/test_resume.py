@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from ddl_magics.errors import CheckpointError
+from ddl_magics.errors import CheckpointError, DDLError
 from ddl_magics.rank.checkpoint import randomness
 from ddl_magics.rank.data import split
 from ddl_magics.rank.position import Position
@@ -380,6 +380,40 @@ class TestResume:
         assert loaded.step == 0
         assert all(torch.equal(value, model.state_dict()[name]) for name, value in source.state_dict().items())
         assert any("holds weights and nothing else" in note for note in notes(ddl))
+
+    def test_a_load_that_broke_off_is_healed_by_the_next_one_and_nothing_else_goes_on(self, ddl, tmp_path, monkeypatch):
+        model, *_, loader = prepare(ddl)
+        expected = train(ddl, model, loader)
+        folder = ddl.save(tmp_path, model)
+        expected = train(ddl, model, loader)
+        other, *_, again = prepare(ddl, seed=4)
+        loss = other(SAMPLES).mean()
+        prepared = ddl.prepared_models()[-1].prepared
+        put = prepared.put
+
+        def stopped(items):
+            put(items[: len(items) - 2])  # some of the optimizer's state is missing then
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(prepared, "put", stopped)
+            with pytest.raises(KeyboardInterrupt):
+                ddl.load(folder, other)
+        uses = [
+            lambda: other(SAMPLES),
+            lambda: ddl.backward(loss, model=other),
+            lambda: ddl.step(model=other),
+            lambda: ddl.save(tmp_path, other),
+        ]
+        for use in uses:
+            with pytest.raises(DDLError, match=r"A load of this Small broke off: .* Load again, or build it anew"):
+                use()
+        with pytest.raises(CheckpointError, match="no folder"):
+            ddl.load(tmp_path / "none", other)
+        with pytest.raises(DDLError, match="broke off"):
+            ddl.step(model=other)
+        ddl.load(folder, other)
+        assert train(ddl, other, again, epochs=2) == expected
 
     def test_in_the_middle_of_a_step_is_refused(self, ddl, tmp_path):
         model, *_ = prepare(ddl)

@@ -1,7 +1,8 @@
 """`ddl.load`: find the checkpoint, see that it is whole and fits, and only then change anything.
 
 Each rank reads what it holds, from files that all see. Limits: tensors that a strategy must gather to place are read
-whole; a failure while the tensors are being placed (a disk that dies) leaves a model of which some weights are loaded.
+whole; an interrupt, or a disk that dies, while the tensors are being placed leaves a model of which some weights are
+loaded. It is marked as such on every rank, is refused by every call that would use it, and is whole after another load.
 """
 
 from __future__ import annotations
@@ -58,7 +59,28 @@ def load(training: Training, talk: Talk, path: Any, resume: Any, note: Callable[
     if saved is not None:
         talk.do(lambda: fit.verify(folder, saved, talk.rank, talk.size))
     items: list[tuple[Entry, Whole]] = []
-    talk.do(lambda: items.extend(_fitting(folder, saved, training)))
+    before = training.half_loaded
+    training.half_loaded = True  # here already: a rank that is interrupted now is left by others that go on
+    try:
+        talk.do(lambda: items.extend(_fitting(folder, saved, training)))
+    except CheckpointError:
+        training.half_loaded = before
+        raise
+    loaded = _give(folder, saved, items, training, talk.rank, note)
+    talk.hear(None)  # it counts when it came to its end everywhere
+    training.half_loaded = False
+    return loaded
+
+
+def _give(
+    folder: Path,
+    saved: record.Record | None,
+    items: list[tuple[Entry, Whole]],
+    training: Training,
+    rank: int,
+    note: Callable[[str], object],
+) -> Loaded:
+    """Change the model, and all that belongs to it."""
     if saved is not None:
         training.prepared.resume_at(saved["step"])
     for sentence in training.prepared.put(items):
@@ -66,7 +88,7 @@ def load(training: Training, talk: Talk, path: Any, resume: Any, note: Callable[
     if saved is None:
         note(f"{folder} holds weights and nothing else: optimizer and step are as they were.")
         return Loaded(folder, training.steps)
-    record.give(saved, training, talk.rank, note)
+    record.give(saved, training, rank, note)
     return Loaded(folder, saved["step"], record.epoch(saved), plain.decode(saved["extra"]))
 
 

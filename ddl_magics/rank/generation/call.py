@@ -64,6 +64,7 @@ class Target:
         """What its forwards run in."""
         if self.training is None:
             return self.strategy.inference(self.module)
+        self.training.require_whole()
         return self.training.prepared.inference(whole=whole)
 
 
