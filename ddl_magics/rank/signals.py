@@ -8,11 +8,12 @@ asks again while it waits, so that a second one often comes then. Main thread on
 from __future__ import annotations
 
 import signal
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
 
@@ -24,6 +25,25 @@ def heard() -> AbstractContextManager[None]:
 def undisturbed() -> AbstractContextManager[None]:
     """Within it SIGINT does nothing."""
     return _handled_by(signal.SIG_IGN)
+
+
+@contextmanager
+def held() -> Iterator[Callable[[], bool]]:
+    """Within it SIGINT raises nothing, and what is given tells whether one came; it is heard at the end.
+
+    For calls of a library that takes an exception for a fault of its own. They should end soon once one came.
+    """
+    if threading.current_thread() is not threading.main_thread():  # which hears it
+        yield lambda: False
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield lambda: bool(came)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came and callable(before):
+            before(came[0], None)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -134,6 +135,33 @@ def test_an_interrupted_save_leaves_nothing_and_the_next_one_works(ddl, tmp_path
             ddl.save(tmp_path, model)
     assert list(tmp_path.iterdir()) == []
     assert ddl.save(tmp_path, model).name == "step-3"
+
+
+def test_a_stop_in_the_middle_of_a_tensor_is_a_stop_and_the_next_save_works(ddl, tmp_path, monkeypatch):
+    model, *_, loader = prepare(ddl)
+    train(ddl, model, loader)
+    ddl.save(tmp_path, model)
+    train(ddl, model, loader)
+    write = files.Draft.write
+    for name in ("model.safetensors", "__0_0.distcp"):
+        stops = []
+
+        def stopped(draft, data, name=name, stops=stops):
+            count = write(draft, data)
+            if draft.path.name == name and not stops:
+                stops.append(name)
+                signal.raise_signal(signal.SIGINT)
+            return count
+
+        with monkeypatch.context() as patch:
+            patch.setattr(files.Draft, "write", stopped)
+            with pytest.raises(KeyboardInterrupt):
+                ddl.save(tmp_path, model)
+        assert stops == [name]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-3"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert ddl.save(tmp_path, model).name == "step-6"
+    assert ddl.load(tmp_path, model).step == 6
 
 
 def test_two_folders_change_places_in_one_moment(tmp_path):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CHUNK = 4 * 2**20
-"""Bytes that are read or hashed at a time."""
+"""Bytes that are read, written or hashed at a time."""
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 """Of renameat2(2): paths as they are; both names stay, and change places."""
 
@@ -35,11 +35,11 @@ class Draft:
 
     def write(self, data: Buffer) -> int:
         """Append all of it."""
-        view = memoryview(data).cast("B")
-        left = view
+        view = left = memoryview(data).cast("B")
         while left:
-            left = left[self._file.write(left) :]
-        self._digest.update(view)
+            count = self._file.write(left[:CHUNK])  # an interrupt is heard between two of them
+            self._digest.update(left[:count])
+            left = left[count:]
         self.size += len(view)
         return len(view)
 

@@ -24,11 +24,12 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from ddl_magics.rank.checkpoint.files import Draft
+from ddl_magics.rank.checkpoint.files import CHUNK, Draft
+from ddl_magics.rank.signals import held
 from ddl_magics.strategies.base import Entry
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer  # type: ignore[attr-defined]
+    from collections.abc import Buffer, Callable  # type: ignore[attr-defined]
     from pathlib import Path
 
 METADATA = ".metadata"
@@ -56,9 +57,10 @@ class StatesDraft:
     def add(self, entry: Entry, tensor: torch.Tensor) -> None:
         """Write one tensor."""
         start = self._draft.size
-        archive = _Archive(self._draft)
-        torch.save(tensor.detach(), cast("IO[bytes]", archive))
-        archive.finish()
+        with held() as stopped:
+            archive = _Archive(self._draft, stopped)
+            torch.save(tensor.detach(), cast("IO[bytes]", archive))
+            archive.finish()
         place = Place(self._draft.path.name, start, self._draft.size - start)
         self.places.append((entry, place))
 
@@ -72,10 +74,14 @@ class StatesDraft:
 
 
 class _Archive:
-    """What `torch.save` writes one archive to; it must not raise in there, since torch's writer cannot be left then."""
+    """What `torch.save` writes one archive to; it must not raise in there, since torch's writer cannot be left then.
 
-    def __init__(self, draft: Draft) -> None:
+    Once `stopped` the rest is dropped.
+    """
+
+    def __init__(self, draft: Draft, stopped: Callable[[], bool]) -> None:
         self._draft = draft
+        self._stopped = stopped
         self._failure: OSError | None = None
         self._small = bytearray()
         """What was written in small pieces, of which there are many around each tensor."""
@@ -101,8 +107,10 @@ class _Archive:
 
     def _put(self, data: Buffer) -> None:
         try:
-            if self._failure is None:
-                self._draft.write(data)
+            view = memoryview(data).cast("B")
+            for start in range(0, len(view), CHUNK):
+                if self._failure is None and not self._stopped():
+                    self._draft.write(view[start : start + CHUNK])
         except OSError as error:
             self._failure = error
 

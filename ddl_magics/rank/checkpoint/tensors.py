@@ -44,7 +44,7 @@ class WeightsDraft:
         self._next = 0
         try:
             self._draft.write(header(self.entries))
-        except OSError:
+        except BaseException:  # an interrupt too
             self._draft.abandon()
             raise
 

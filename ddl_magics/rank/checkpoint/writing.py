@@ -233,6 +233,9 @@ class _Share:
                 self._states = states.StatesDraft(self._hidden / layout.OPTIMIZER / states.file_name(self._rank))
         except OSError as error:
             self._failure = error
+        except BaseException:  # an interrupt
+            self.abandon()
+            raise
 
     def _explained(self, error: OSError) -> CheckpointError:
         writing = self._writing
