@@ -203,8 +203,8 @@ def _refuse_optimizer(optimizer: torch.optim.Optimizer | None) -> None:
         message = f"{kind} looks at a weight as a matrix or at all of them at once, and ZeRO gives it flat shards"
         raise UsageOnRankError(message, "Use one that works element by element, such as AdamW or SGD.")
     if optimizer.state:
-        message = f"This {kind} has stepped already, and its state is not of ZeRO's shards"
-        raise UsageOnRankError(message, "Make it anew before ddl.prepare.")
+        message = f"This {kind} holds state already (of steps, or made with it), which is not of ZeRO's shards"
+        raise UsageOnRankError(message, "Make it anew before ddl.prepare, or take one such as AdamW or SGD.")
     for index, group in enumerate(optimizer.param_groups):
         if not group["params"]:
             message = f"Group {index} of this {kind} is empty, which ZeRO cannot shard"

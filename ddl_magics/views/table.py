@@ -56,10 +56,11 @@ def runs_html(rows: Sequence[RunRow]) -> str:
     kinds = _kinds(rows)
     names = _names(rows)
     first = names[0]
+    metric = _metric(rows)
     head = [
         ("run", ""),
-        ("first loss", "num"),
-        ("last loss", "num"),
+        (f"first {metric}", "num"),
+        (f"last {metric}", "num"),
         (f"peak of a rank, {unit.name}", "wide"),
         ("", "num"),
         *((HEADS[kind], "num") for kind in kinds),
@@ -70,7 +71,7 @@ def runs_html(rows: Sequence[RunRow]) -> str:
         ("", ""),
     ]
     header = "".join(f'<th scope="col" class="{c}">{escape(text)}</th>' for text, c in head)
-    body = "".join(_run_html(row, name, scale, unit, kinds) for row, name in zip(rows, names, strict=True))
+    body = "".join(_run_html(row, name, metric, scale, unit, kinds) for row, name in zip(rows, names, strict=True))
     key = "".join(f'<span><i style="background:{KINDS[k][0]}"></i>{KINDS[k][1]}</span>' for k in kinds)
     return (
         f'<style>{TABLE_STYLE}</style><div class="ddl-table"><b>Runs</b>'
@@ -79,7 +80,7 @@ def runs_html(rows: Sequence[RunRow]) -> str:
     )
 
 
-def _run_html(row: RunRow, name: str, scale: float, unit: fmt.Unit, kinds: Sequence[str]) -> str:
+def _run_html(row: RunRow, name: str, metric: str, scale: float, unit: fmt.Unit, kinds: Sequence[str]) -> str:
     parts = ", ".join(f"{KINDS[k][1]} {fmt.size(row.peak[k])}" for k in kinds)
     label = f"{name}: peak {fmt.size(row.peak_total)} on rank {row.peak_rank}; {parts}"
     picture = svg.memory_bar(row.peak, scale, label) if row.peak_total else ""
@@ -88,7 +89,7 @@ def _run_html(row: RunRow, name: str, scale: float, unit: fmt.Unit, kinds: Seque
     outcome = "" if row.outcome == "ok" else STATES.get(row.outcome, ("", row.outcome))[1]
     return (
         f'<tr><th scope="row">{escape(name)}</th>'
-        f'<td class="num">{_value(row.first)}</td><td class="num">{_value(row.last)}</td>'
+        f'<td class="num">{_first(row, metric)}</td><td class="num">{_last(row, metric)}</td>'
         f'<td class="wide">{picture}</td><td class="num"><b>{peak}</b></td>{by_kind}'
         f'<td class="num">{_ratio(row.memory_ratio)}</td><td class="num">{_speed(row)}</td>'
         f'<td class="num">{_seconds(row)}</td><td class="num">{_ratio(row.speedup)}</td>'
@@ -103,16 +104,16 @@ def runs_lines(rows: Sequence[RunRow]) -> list[Line]:
     unit = fmt.byte_unit(max(row.peak_total for row in rows))
     kinds = _kinds(rows)
     names = _names(rows)
+    metric = _metric(rows)
     heads = [HEADS[kind] for kind in kinds]
-    peak_head, ratio_head = f"peak {unit.name}:", f"of {names[0]}"
-    table = [
-        ["run", "first loss", "last loss", peak_head, *heads, ratio_head, _speed_name(rows), "s a step", "speed-up"]
-    ]
+    values = [f"first {metric}", f"last {metric}"]
+    ratios = [f"of {names[0]}", _speed_name(rows), "s a step", "speed-up"]
+    table = [["run", *values, f"peak {unit.name}:", *heads, *ratios]]
     for row, name in zip(rows, names, strict=True):
         peak = unit.digits(row.peak_total) if row.peak_total else fmt.NOTHING
         memory = [peak, *_by_kind(row, unit, kinds), _ratio(row.memory_ratio)]
         table.append(
-            [name, _value(row.first), _value(row.last), *memory, _speed(row), _seconds(row), _ratio(row.speedup)]
+            [name, _first(row, metric), _last(row, metric), *memory, _speed(row), _seconds(row), _ratio(row.speedup)]
         )
     widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
     lines: list[Line] = []
@@ -124,6 +125,20 @@ def runs_lines(rows: Sequence[RunRow]) -> list[Line]:
             line.append((f"  {STATES.get(outcome, ('', outcome))[1]}", "warn"))
         lines.append(line)
     return lines
+
+
+def _metric(rows: Sequence[RunRow]) -> str:
+    """The metric by which runs compare: the loss where one of them has it."""
+    metrics = list(dict.fromkeys(row.metric for row in rows if row.metric))
+    return "loss" if "loss" in metrics or not metrics else metrics[0]
+
+
+def _first(row: RunRow, metric: str) -> str:
+    return _value(row.first) if row.metric == metric else fmt.NOTHING
+
+
+def _last(row: RunRow, metric: str) -> str:
+    return _value(row.last) if row.metric == metric else fmt.NOTHING
 
 
 def _by_kind(row: RunRow, unit: fmt.Unit, kinds: Sequence[str]) -> list[str]:

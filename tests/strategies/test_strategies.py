@@ -135,7 +135,7 @@ def test_optimizers_that_shards_would_mislead_are_refused(on_two_ranks, text):
     for found in on_two_ranks.of("optimizers_that_shards_would_mislead"):
         by_matrix, stepped, frozen = found[text]
         assert "Adafactor looks at a weight as a matrix" in by_matrix
-        assert "This SGD has stepped already" in stepped
+        assert "This SGD holds state already" in stepped
         assert "Group 1 of this SGD holds only frozen parameters" in frozen
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 
 import pytest
@@ -55,6 +56,17 @@ def test_runs_of_one_strategy_are_told_apart_by_name(rows):
     text = runs_bundle(runs.rows())["text/plain"]
     assert "zero:3 a" in text
     assert "zero:3 b" in text
+
+
+def test_runs_without_a_loss_are_compared_by_what_they_tell(rows):
+    rated = [dataclasses.replace(row, metric="tokens/s") for row in rows]
+    text = runs_bundle(rated)["text/plain"]
+    assert "last tokens/s" in text
+    assert "loss" not in text
+    mixed = runs_bundle([rows[0], rated[1]])["text/plain"].splitlines()
+    assert "last loss" in mixed[0]
+    assert "3.923" in mixed[1]
+    assert "3.923" not in mixed[2]
 
 
 def test_runs_that_tell_nothing_and_no_runs_are_tables_too():
