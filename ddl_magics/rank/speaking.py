@@ -105,6 +105,9 @@ class Speaking(Scope):
         from ddl_magics.rank.conversation import Conversation
 
         target, _ = self._speaker(model)
+        decided = sorted({"stream", "batch_size", "tokenizer", "prompts"} & set(options))
+        if decided:
+            raise UsageOnRankError(f"chat decides {decided[0]} itself", "Leave it away.")
         positions = getattr(getattr(target.module, "config", None), "max_position_embeddings", None)
         options["max_new_tokens"] = max_new_tokens
         self._chat = Conversation(self._request.run, model, tokenizer, system, options, positions)

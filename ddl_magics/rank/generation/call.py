@@ -111,9 +111,16 @@ def generate(
     def read() -> Any:
         found.append(_read(target, call))
         plain = {name: value if isinstance(value, PLAIN) else "" for name, value in call.options.items()}
-        return [found[0].tokens, call.max_new_tokens, call.batch_size, call.gather, repr(sorted(plain.items()))]
+        own = [call.max_new_tokens, call.batch_size, call.gather, call.seed]
+        return [found[0].tokens, *own, repr(sorted(plain.items()))]
 
-    _, agreed = agree(share, read, call.seed, lambda: free() >= ROOM * target.whole_bytes())
+    _, agreed = agree(
+        share,
+        read,
+        call.seed,
+        draws=lambda: found[0].options.sampling is not None,
+        fits=lambda: free() >= ROOM * target.whole_bytes(),
+    )
     tokens, options = found[0].tokens, found[0].options
     whole = target.can_be_whole and (agreed.whole if call.gather is None else call.gather)
     synced = target.sharded and not whole
@@ -140,8 +147,7 @@ def generate(
 
 def _read(target: Target, call: Call) -> Read:
     require_generate(target.module)
-    if call.batch_size is not None and (isinstance(call.batch_size, bool) or call.batch_size < 1):
-        raise UsageOnRankError(f"batch_size={call.batch_size!r} cannot be", "Give a number of prompts, 1 or more.")
+    _check(call)
     if call.gather and target.sharded and not target.can_be_whole:
         raise UsageOnRankError(
             f"{target.strategy.spec.text} computes with all its ranks, and gathers nothing", "Leave gather away."
@@ -154,6 +160,26 @@ def _read(target: Target, call: Call) -> Read:
     positions = getattr(target.module.config, "max_position_embeddings", None)
     given.check(tokens, call.max_new_tokens, getattr(embedding, "num_embeddings", None), positions)
     return Read(tokens, options)
+
+
+def _check(call: Call) -> None:
+    """Raise UsageOnRankError for an argument of another kind than it must be."""
+    if call.batch_size is not None and (not _whole_number(call.batch_size) or call.batch_size < 1):
+        raise UsageOnRankError(f"batch_size={call.batch_size!r} cannot be", "Give a number of prompts, 1 or more.")
+    if call.seed is not None and not _whole_number(call.seed):
+        raise UsageOnRankError(f"seed={call.seed!r} cannot be", "Give a whole number.")
+    if call.gather not in (None, True, False):
+        raise UsageOnRankError(f"gather={call.gather!r} cannot be", "Give True or False, or leave it away.")
+    if not isinstance(call.stream, bool) and not callable(call.stream):
+        remedy = "Give True, or a function of a prompt's number, a piece of text, and whether it is the last."
+        raise UsageOnRankError(f"stream={call.stream!r} cannot be", remedy)
+    if call.tokenizer is not None and not callable(getattr(call.tokenizer, "decode", None)):
+        kind = type(call.tokenizer).__name__
+        raise UsageOnRankError(f"tokenizer= was given a {kind}", "Give AutoTokenizer.from_pretrained(name).")
+
+
+def _whole_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _listener(call: Call, count: int) -> Callable[[int, str, bool], object] | None:

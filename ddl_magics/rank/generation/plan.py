@@ -64,7 +64,9 @@ class Agreed:
     """Sharded weights are gathered once: every rank has the memory."""
 
 
-def agree(share: Share, read: Callable[[], Any], seed: int | None, fits: Callable[[], bool]) -> tuple[Any, Agreed]:
+def agree(
+    share: Share, read: Callable[[], Any], seed: int | None, draws: Callable[[], bool], fits: Callable[[], bool]
+) -> tuple[Any, Agreed]:
     """Let every rank read what it was given; a collective where there are several.
 
     Parameters
@@ -73,6 +75,8 @@ def agree(share: Share, read: Callable[[], Any], seed: int | None, fits: Callabl
         Gives what JSON can hold and all ranks must have the same; raises what stands in the way.
     seed
         None for one that rank 0 draws from torch's present state. All ranks draw, so that they stay in step.
+    draws
+        Whether a seed is needed, after `read`: where nothing is drawn every generator stays as it is.
     fits
         Whether this rank has the memory for whole weights.
 
@@ -86,7 +90,9 @@ def agree(share: Share, read: Callable[[], Any], seed: int | None, fits: Callabl
         given = read()
     except DDLError as error:
         failure = error
-    drawn = seed if seed is not None else int(torch.randint(2**31, ()).item())
+    drawn = seed or 0
+    if seed is None and failure is None and draws():
+        drawn = int(torch.randint(2**31, ()).item())
     told: dict[str, Any] = {
         "failure": None if failure is None else (failure.message, failure.remedy),
         "given": hashlib.blake2b(json.dumps(given).encode(), digest_size=16).hexdigest(),
