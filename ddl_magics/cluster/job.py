@@ -8,12 +8,12 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING
 
 import psutil
 
-from ddl_magics.cluster.processes import end, family, terminate
+from ddl_magics.cluster.processes import end, family, interrupt, terminate
 from ddl_magics.lease import Process
 from ddl_magics.protocol import JOB
 
@@ -118,17 +118,43 @@ class Job:
         self._asked = 0
         number = signal.SIGINT if first == signal.SIGINT else signal.SIGTERM
         twice = self._by_srun  # the first only makes it say where its tasks are
+        if number == signal.SIGINT and not self._by_srun:
+            ranks = self._started_by_launcher()
+            interrupt(ranks)  # an mpiexec that is interrupted kills its ranks before they know
+            if ranks:
+                self._wait_for_end()
         for _ in range(1 + twice):
             for process in self._running:
                 if process.poll() is None:
                     process.send_signal(number)
             time.sleep(0.2 * twice)
+        self._wait_for_end()
+        self._asked = first
+
+    def _started_by_launcher(self) -> set[Process]:
+        """Ranks that a launcher started on this machine; none where they are processes of ours.
+
+        They have the script's command line; so have a rank's own children that it forked, which are left to it.
+        """
+        launcher = self._running[0].pid
+        if self._commands[0][0] == sys.executable:
+            return set()
+        of_script = {}
+        with suppress(psutil.NoSuchProcess):
+            for member in psutil.Process(launcher).children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    line = tuple(member.cmdline())
+                    if line[:1] == (sys.executable,) and line == tuple(self._commands[0][-len(line) :]):
+                        of_script[member.pid] = (member.ppid(), Process(member.pid, member.create_time()))
+        return {process for parent, process in of_script.values() if parent not in of_script}
+
+    def _wait_for_end(self) -> None:
+        """Give the processes time, until another signal comes."""
         deadline = time.monotonic() + PATIENCE_S
         while any(process.poll() is None for process in self._running) and not self._asked:
             if time.monotonic() > deadline:
                 break
             time.sleep(0.02)
-        self._asked = first
 
     def _end(self) -> None:
         """See every process gone: those that are left get SIGTERM, then SIGKILL."""

@@ -32,6 +32,14 @@ def terminate(process: Process) -> None:
             os.kill(process.pid, signal.SIGTERM)
 
 
+def interrupt(processes: set[Process]) -> None:
+    """Do to each what Ctrl-C does, if it is still the same one."""
+    for process in processes:
+        if process.alive():
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGINT)
+
+
 def end(processes: set[Process], patience: float) -> list[int]:
     """See processes gone: wait `patience` seconds, then terminate, then kill; returns whom it killed."""
     killed = []

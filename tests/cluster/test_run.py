@@ -29,7 +29,12 @@ if "fail" in sys.argv and rank == 1:
     sys.exit(7)
 if "hold" in sys.argv or "fail" in sys.argv:
     open(f"{sys.argv[0]}.{rank}", "w").write(str(os.getpid()))
-    time.sleep(100)
+    try:
+        time.sleep(100)
+    except KeyboardInterrupt:
+        open(f"{sys.argv[0]}.{rank}.interrupted", "w").close()
+        time.sleep(1)  # so that no rank's end ends the others before they came here
+        raise
 """
 
 
@@ -87,6 +92,8 @@ def test_an_interrupt_ends_all_ranks(script: Path, launcher: str, number: signal
     assert process.returncode == 128 + number
     assert alive(family) == []
     assert time.monotonic() - began < 15
+    told = [Path(f"{script}.{rank}.interrupted").exists() for rank in (0, 1)]
+    assert told == [number == signal.SIGINT] * 2
 
 
 def test_a_rank_that_is_killed_is_named_with_its_signal(script: Path) -> None:
