@@ -130,13 +130,13 @@ class Strategy(ABC):
 
     def full_state_dict(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
         """Whole weights of a module of this strategy's `model_init`, before `prepare`; see `Prepared`."""
-        from ddl_magics.strategies.common import full_state
+        from ddl_magics.strategies.weights import full_state
 
         return full_state(module)
 
     def load_full_state_dict(self, module: torch.nn.Module, state: dict[str, torch.Tensor]) -> None:
         """Whole weights into a module of this strategy's `model_init`, before `prepare`; see `Prepared`."""
-        from ddl_magics.strategies.common import load_full_state
+        from ddl_magics.strategies.weights import load_full_state
 
         load_full_state(module, state)
 

@@ -1,4 +1,4 @@
-"""What strategies share on a rank: precision, clipping, counting bytes, whole weights in and out.
+"""What strategies share on a rank: who owns a module, precision, the same start, clipping, counting bytes.
 
 Loaded only where torch is. Nothing here knows a particular library; a strategy that keeps whole modules gets all of
 `Prepared` from `ModulePrepared`.
@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from ddl_magics.errors import UsageOnRankError
 from ddl_magics.strategies.kept import KeptByParameter
+from ddl_magics.strategies.weights import full_state, load_full_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -139,63 +140,6 @@ def _broadcast_bucket(bucket: list[torch.Tensor]) -> None:
     for tensor in bucket:
         tensor.copy_(flat[offset : offset + tensor.numel()].view(tensor.shape))
         offset += tensor.numel()
-
-
-# Whole weights in and out
-
-
-def full_state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Copies of a whole module's weights and persistent buffers on the CPU; tied names share one copy."""
-    copies: dict[int, torch.Tensor] = {}
-    state = {}
-    for name, tensor in module.state_dict(keep_vars=True).items():
-        if id(tensor) not in copies:
-            copies[id(tensor)] = tensor.detach().to("cpu", copy=True)
-        state[name] = copies[id(tensor)]
-    return state
-
-
-@torch.no_grad()
-def load_full_state(module: torch.nn.Module, state: dict[str, torch.Tensor]) -> None:
-    """Copy whole weights into a whole module, in place. Raises as `match_names` does."""
-    for tensor, value in match_names(module, state, {}):
-        tensor.copy_(value)
-
-
-def match_names(
-    module: torch.nn.Module, state: dict[str, torch.Tensor], shapes: dict[str, torch.Size]
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Pairs of a module's own tensor and the given value, each tensor once.
-
-    `shapes` tells the whole shape of tensors that are sharded. A name that is missing because its tensor is tied
-    to one that is given is no fault (Hugging Face saves only one of them).
-
-    Raises
-    ------
-    UsageOnRankError
-        Names that are missing, unexpected, or of another shape; the first few of them are shown.
-    """
-    own = module.state_dict(keep_vars=True)
-    given = {id(own[name]): state[name] for name in own if name in state}
-    faults = {
-        "missing": [name for name, tensor in own.items() if id(tensor) not in given],
-        "unexpected": [name for name in state if name not in own],
-        "of another shape": [
-            f"{name} {tuple(state[name].shape)} for {tuple(shapes.get(name, own[name].shape))}"
-            for name in own
-            if name in state and state[name].shape != shapes.get(name, own[name].shape)
-        ],
-    }
-    shown = [
-        f"{len(names)} {kind} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
-        for kind, names in faults.items()
-        if names
-    ]
-    if shown:
-        message = f"The weights do not fit this {type(module).__name__}: {'; '.join(shown)}"
-        raise UsageOnRankError(message, "Give whole weights with the names of model.state_dict().")
-    tensors = {id(tensor): tensor for tensor in own.values()}
-    return [(tensors[key], value) for key, value in given.items()]
 
 
 # Bytes

@@ -22,10 +22,11 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, Shard
 
 from ddl_magics.errors import UsageOnRankError
-from ddl_magics.strategies.common import broadcast_from_rank_zero, match_names
+from ddl_magics.strategies.common import broadcast_from_rank_zero
 from ddl_magics.strategies.fsdp_blocks import blocks
 from ddl_magics.strategies.homes import homes, names_on_meta, read_buffers, replace
 from ddl_magics.strategies.pieces import Piece, collect, takes_cpu_tensors
+from ddl_magics.strategies.weights import match_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -270,7 +271,7 @@ def _groups(state: Any) -> list[Any]:
 
 
 def full_state(module: nn.Module) -> dict[str, torch.Tensor]:
-    """As `common.full_state`, gathering one parameter at a time; buffers are rank 0's. A collective."""
+    """As `weights.full_state`, gathering one parameter at a time; buffers are rank 0's. A collective."""
     reshard(module)
     copies: dict[int, torch.Tensor] = {}
     state = {}
@@ -283,7 +284,7 @@ def full_state(module: nn.Module) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def load_full_state(module: nn.Module, state: dict[str, torch.Tensor]) -> None:
-    """As `common.load_full_state`; each rank takes its own rows of what it is given. No collective."""
+    """As `weights.load_full_state`; each rank takes its own rows of what it is given. No collective."""
     reshard(module)
     for tensor, value in match_names(module, state, {}):
         put(tensor, value)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ddl_magics.strategies import common
+from ddl_magics.strategies import weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +82,7 @@ def full_shapes(module: torch.nn.Module) -> dict[str, torch.Size]:
 
 
 def full_state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """As `common.full_state`, gathering one parameter at a time. A collective."""
+    """As `weights.full_state`, gathering one parameter at a time. A collective."""
     from deepspeed import zero
 
     copies: dict[int, torch.Tensor] = {}
@@ -97,10 +97,10 @@ def full_state(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def load_full_state(module: torch.nn.Module, state: dict[str, torch.Tensor]) -> None:
-    """As `common.load_full_state`, one parameter at a time; rank 0's values win. A collective."""
+    """As `weights.load_full_state`, one parameter at a time; rank 0's values win. A collective."""
     from deepspeed import zero
 
-    for tensor, value in common.match_names(module, state, full_shapes(module)):
+    for tensor, value in weights.match_names(module, state, full_shapes(module)):
         with zero.GatheredParameters([tensor], modifier_rank=0, enabled=is_sharded(tensor)):
             tensor.copy_(value)
 

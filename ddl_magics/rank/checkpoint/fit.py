@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ddl_magics.errors import CheckpointError
 from ddl_magics.rank.checkpoint import files
+from ddl_magics.strategies.weights import in_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
 
     from ddl_magics.rank.checkpoint.record import Record
     from ddl_magics.strategies.base import Entry, Whole
-
-SHOWN = 3
-"""Names in a message."""
 
 
 def verify(folder: Path, record: Record, rank: int, ranks: int) -> None:
@@ -75,13 +73,9 @@ def match(
             if tuple(found[given].shape) != tuple(weights[one].shape)
         ],
     }
-    told = [
-        f"{len(those)} {fault} ({', '.join(those[:SHOWN])}{', ...' if len(those) > SHOWN else ''})"
-        for fault, those in faults.items()
-        if those
-    ]
+    told = in_words(faults)
     if told:
-        message = f"{folder} is of another model than this {name}: {'; '.join(told)}"
+        message = f"{folder} is of another model than this {name}: {told}"
         raise CheckpointError(message, "Build the model that was saved; nothing was changed.")
     return [(weights[one], found[given]) for one, given in chosen.items()]
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ddl_magics.strategies.axonn.shard import parallel_layers
-from ddl_magics.strategies.common import broadcast_from_rank_zero, match_names
+from ddl_magics.strategies.common import broadcast_from_rank_zero
+from ddl_magics.strategies.weights import match_names
 
 if TYPE_CHECKING:
     from torch import nn
