@@ -12,8 +12,8 @@ import torch
 
 from ddl_magics.errors import CheckpointError, DDLError
 from ddl_magics.rank.checkpoint import layout, plain
-from tests.checkpoint.conftest import begin
 from tests.checkpoint.small import SAMPLES, Small, prepare, train
+from tests.one_rank import begin
 
 pytestmark = pytest.mark.timeout(60)
 

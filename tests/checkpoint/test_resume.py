@@ -13,8 +13,8 @@ from ddl_magics.errors import CheckpointError, DDLError
 from ddl_magics.rank.checkpoint import randomness
 from ddl_magics.rank.data import split
 from ddl_magics.rank.position import Position
-from tests.checkpoint.conftest import begin
 from tests.checkpoint.small import SAMPLES, prepare, train
+from tests.one_rank import begin
 
 pytestmark = pytest.mark.timeout(60)
 BATCHES = 3

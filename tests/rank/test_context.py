@@ -15,16 +15,14 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from ddl_magics.errors import DDLError
-from ddl_magics.protocol import CellRequest, World
-from ddl_magics.rank.context import Context
+from ddl_magics.protocol import CellRequest
 from ddl_magics.rank.progress import count, to_device
-
-CELLS = iter(range(1, 10**6))
+from tests.one_rank import begin, one_rank
 
 
 @pytest.fixture(scope="module")
 def rank():
-    return Context(World(0, 1, 0, 1))
+    return one_rank()
 
 
 @pytest.fixture
@@ -34,13 +32,6 @@ def ddl(rank):
     rank.end_cell()
     rank.forget_dropped_models()
     assert rank._models.live() == []
-
-
-def begin(rank, **options):
-    number = next(CELLS)
-    request = CellRequest(code="", cell=number, run=f"run{number}", name="", strategy="single", **options)
-    rank.recorder.start_run(request.run)
-    rank.begin_cell(request)
 
 
 class Output(NamedTuple):

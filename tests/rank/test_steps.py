@@ -7,29 +7,23 @@ import torch
 from torch.utils.data import DataLoader
 
 from ddl_magics.errors import DDLError
-from ddl_magics.protocol import CellRequest, World
-from ddl_magics.rank.context import Context
-
-CELLS = iter(range(1, 10**6))
+from tests.one_rank import begin, one_rank
 
 
 @pytest.fixture(scope="module")
 def rank():
-    return Context(World(0, 1, 0, 1))
+    return one_rank()
 
 
 @pytest.fixture
 def cell(rank):
     """Begins a cell with options, and gives its context."""
 
-    def begin(**options):
-        number = next(CELLS)
-        request = CellRequest(code="", cell=number, run=f"run{number}", name="", strategy="single", **options)
-        rank.recorder.start_run(request.run)
-        rank.begin_cell(request)
+    def begun(**options):
+        begin(rank, **options)
         return rank
 
-    yield begin
+    yield begun
     rank.end_cell()
     rank.forget_dropped_models()
 
