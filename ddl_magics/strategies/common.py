@@ -18,7 +18,7 @@ from ddl_magics.strategies.kept import KeptByParameter
 from ddl_magics.strategies.weights import full_state, load_full_state
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from ddl_magics.strategies.base import Prepared, Strategy, Training
 
@@ -84,6 +84,23 @@ def note_on_groups(optimizer: torch.optim.Optimizer | None, *, sharded: bool) ->
         return ()
     text = "This model came as flat shards, with one dimension or none where a matrix was"
     return (f"{text}: choose the optimizer's groups by name, not by shape.",)
+
+
+# Optimizers
+
+BY_MATRIX = frozenset({"Adafactor", "LARS", "LBFGS", "Lamb", "Muon", "SOAP", "Shampoo", "SparseAdam"})
+"""Optimizers, of torch and known others, that do not work element by element."""
+
+
+def refuse_by_matrix(optimizer: torch.optim.Optimizer | None, gets: str, *, fit: Collection[str] = ()) -> None:
+    """Raise UsageOnRankError for an optimizer that would train otherwise on parts of a weight than on the whole.
+
+    `gets`: what the strategy gives it, for the message. `fit`: those of BY_MATRIX that can take that.
+    """
+    kind = type(optimizer).__name__
+    if kind in BY_MATRIX and kind not in fit:
+        message = f"{kind} looks at a weight as a matrix or at all of them at once, and {gets}"
+        raise UsageOnRankError(message, "Use one that works element by element, such as AdamW or SGD.")
 
 
 # Precision

@@ -14,6 +14,7 @@ from ddl_magics.strategies.common import (
     broadcast_from_rank_zero,
     bytes_by_kind,
     drop_gradients,
+    refuse_by_matrix,
     release,
     require_free,
     required_optimizer,
@@ -37,7 +38,7 @@ class FSDPPrepared(KeptByParameter):
         self, strategy: FSDP, module: torch.nn.Module, optimizer: torch.optim.Optimizer | None, training: Training
     ) -> None:
         require_free(module, sharded="fsdp")
-        fsdp_optimizer.refuse_by_matrix(optimizer)
+        refuse_by_matrix(optimizer, "fsdp gives it rows", fit=("Muon",))  # which gathers what it needs, through DTensor
         self.strategy = strategy
         self.module = module
         self.optimizer = optimizer

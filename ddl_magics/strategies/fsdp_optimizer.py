@@ -7,22 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from ddl_magics.errors import UsageOnRankError
 from ddl_magics.strategies import fsdp_shards
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-BY_MATRIX = frozenset({"Adafactor", "LARS", "LBFGS", "Lamb", "SOAP", "Shampoo", "SparseAdam"})
-"""Optimizers, of torch and known others, that do not work element by element."""
-
-
-def refuse_by_matrix(optimizer: torch.optim.Optimizer | None) -> None:
-    """Raise UsageOnRankError for an optimizer that would train otherwise on rows than on the whole."""
-    kind = type(optimizer).__name__
-    if kind in BY_MATRIX:
-        message = f"{kind} looks at a weight as a matrix or at all of them at once, and fsdp gives it rows"
-        raise UsageOnRankError(message, "Use one that works element by element, such as AdamW or SGD.")
 
 
 def move(optimizer: torch.optim.Optimizer, successors: fsdp_shards.Successors, mesh: DeviceMesh) -> None:

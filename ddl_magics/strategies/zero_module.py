@@ -16,6 +16,7 @@ from ddl_magics.strategies.common import (
     cast_parameters,
     drop_gradients,
     note_on_groups,
+    refuse_by_matrix,
     release,
     require_free,
     required_optimizer,
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
 
 WEIGHTS = 3
 """The stage that shards the parameters themselves."""
-
-BY_MATRIX = frozenset({"Adafactor", "LARS", "LBFGS", "Lamb", "Muon", "SOAP", "Shampoo", "SparseAdam"})
-"""Optimizers, of torch and known others, that do not work element by element."""
 
 
 class ZeroPrepared(KeptInShards):
@@ -92,7 +90,7 @@ class ZeroPrepared(KeptInShards):
         if self.strategy.stage == WEIGHTS:
             if self.training.precision == "bf16-true":
                 zero_shards.cast_shards(module, torch.bfloat16)
-            zero_shards.shard([module], offload=self.strategy.spec.option("offload_param") is not None)
+            zero_shards.shard(module, offload=self.strategy.spec.option("offload_param") is not None)
             for buffer in module.buffers():
                 buffer.data = buffer.data.to(device)
         else:
@@ -198,10 +196,8 @@ def _refuse_optimizer(optimizer: torch.optim.Optimizer | None) -> None:
     """Raise UsageOnRankError for an optimizer that would silently train otherwise, or not at all, on flat shards."""
     if optimizer is None:
         return
+    refuse_by_matrix(optimizer, "ZeRO gives it flat shards")
     kind = type(optimizer).__name__
-    if kind in BY_MATRIX:
-        message = f"{kind} looks at a weight as a matrix or at all of them at once, and ZeRO gives it flat shards"
-        raise UsageOnRankError(message, "Use one that works element by element, such as AdamW or SGD.")
     if optimizer.state:
         message = f"This {kind} holds state already (of steps, or made with it), which is not of ZeRO's shards"
         raise UsageOnRankError(message, "Make it anew before ddl.prepare, or take one such as AdamW or SGD.")

@@ -67,6 +67,6 @@ def materialise(module: nn.Module, read: Callable[[str], Whole], *, offload: boo
                 parameter.data = self.source.values(parameter).to(self.local_device, parameter.dtype)
             super()._zero_init_param(parameter)
 
-    zero_shards.shard([module], offload=offload, by=Filled)
+    zero_shards.shard(module, offload=offload, by=Filled)
     Filled.source = None  # the parameters keep the class
     read_buffers(module, read)

@@ -31,22 +31,21 @@ def is_whole_now(parameter: Any) -> bool:
     return bool(parameter.ds_status is type(parameter.ds_status).AVAILABLE)
 
 
-def shard(modules: list[torch.nn.Module], *, offload: bool, by: Callable[..., Any] | None = None) -> None:
-    """Split the parameters of these modules over all ranks, with rank 0's values. A collective.
+def shard(module: torch.nn.Module, *, offload: bool, by: Callable[..., Any] | None = None) -> None:
+    """Split the parameters of a module over all ranks, with rank 0's values. A collective.
 
     `offload` keeps the shards on the host. What is sharded already stays as it is. `by`: stands for `zero.Init`.
     """
     from deepspeed import zero
 
-    whole = torch.nn.ModuleList(modules)
-    if any(not is_sharded(parameter) for parameter in whole.parameters()):
+    if any(not is_sharded(parameter) for parameter in module.parameters()):
         (by or zero.Init)(
-            module=whole,
+            module=module,
             dtype=torch.float32,
             mem_efficient_linear=False,  # it would replace torch.nn.functional.linear for the whole process
             remote_device="cpu" if offload else None,
         )
-    _sharded.update(modules)
+    _sharded.add(module)
 
 
 def rebind() -> None:

@@ -28,13 +28,10 @@ def materialise(module: nn.Module, groups: Groups, read: Callable[[str], Whole],
     named = names_on_meta(module)
     groups.activate()
     layers: dict[nn.Module, ParallelLinear] = {}
-    for plain in list(shard._divisible(module)):
-        layer = layers[plain] = shard._parallel(plain, groups)
+    for plain in list(shard.divisible(module)):
+        layer = layers[plain] = shard.parallel(plain, groups)
         for name, parameter in plain.named_parameters(recurse=False):
             own = getattr(layer, name)
             own.copy_(layer.read(name, read(named[parameter])).view_as(own))
-    for parent in list(module.modules()):
-        for name, child in list(parent._modules.items()):
-            if child in layers:
-                setattr(parent, name, layers[child])
+    shard.put_in_place(module, layers)
     read_whole(module, read, device)

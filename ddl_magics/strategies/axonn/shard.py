@@ -84,11 +84,8 @@ def split_model(module: nn.Module, groups: Groups, device: str) -> tuple[nn.Modu
     # Shards of models that differ make no model; DDP, too, starts from rank 0's.
     broadcast_from_rank_zero(t for t in (*module.parameters(), *module.buffers()) if id(t) not in shards)
     groups.activate()
-    layers: dict[nn.Module, ParallelLinear] = {plain: _parallel(plain, groups) for plain in _divisible(module)}
-    for parent in list(module.modules()):
-        for name, child in list(parent._modules.items()):
-            if child in layers:
-                setattr(parent, name, layers[child])
+    layers: dict[nn.Module, ParallelLinear] = {plain: parallel(plain, groups) for plain in divisible(module)}
+    put_in_place(module, layers)
     _avoid_fused_kernels(module)
     successors = {
         parameter: (layer, name)
@@ -98,7 +95,16 @@ def split_model(module: nn.Module, groups: Groups, device: str) -> tuple[nn.Modu
     return layers.get(module, module), successors
 
 
-def _divisible(module: nn.Module) -> Iterator[nn.Linear]:
+def put_in_place(module: nn.Module, layers: dict[nn.Module, ParallelLinear]) -> None:
+    """Put parallel layers where the plain ones stand within a module, everywhere that they do."""
+    for parent in list(module.modules()):
+        for name, child in list(parent._modules.items()):
+            if child in layers:
+                setattr(parent, name, layers[child])
+
+
+def divisible(module: nn.Module) -> Iterator[nn.Linear]:
+    """Yield the linear layers of a module that the present grid can split."""
     uses = Counter(id(parameter) for owner in module.modules() for parameter in owner._parameters.values())
     for layer in module.modules():
         # A subclass may read its weight in ways of its own, as attention's out_proj does; so may a parametrized one.
@@ -109,7 +115,7 @@ def _divisible(module: nn.Module) -> Iterator[nn.Linear]:
             yield layer
 
 
-def _parallel(plain: nn.Linear, groups: Groups) -> ParallelLinear:
+def parallel(plain: nn.Linear, groups: Groups) -> ParallelLinear:
     """Parallel form of a layer, with the hooks that the user put on it."""
     layer = ParallelLinear(plain, groups)
     for name, value in vars(plain).items():
